@@ -14,6 +14,8 @@ USUAL_SHARE = 0.05
 """The default of `--adjust`."""
 PEEKED_BATCHES = 4
 """Batches at the front of the queue from which the next one is picked."""
+MOST_BATCHES = 2
+"""Most sequences of an adjusted batch, as a multiple of B_E."""
 MOST_PASSED_OVER = 4
 """How often later requests may be encoded before a waiting one."""
 _COUNT_WEIGHS = 3
@@ -45,7 +47,7 @@ class Adjustment:
         """Expected residents when a batch is chosen: at first the schedule's, later a mean of the observed ones."""
         self.follows = min(1.0, encode_batch / (_LIFETIMES * decode_batch))
         """Share of the way by which the level follows the residents at each batch."""
-        self.fewest, self.most = (encode_batch + 3) // 4, 2 * encode_batch
+        self.fewest, self.most = (encode_batch + 3) // 4, MOST_BATCHES * encode_batch
 
     def count(self, residents: int) -> int:
         """Return how many sequences to encode next: B_E, less the residents above their level, within factors of two.

@@ -72,6 +72,12 @@ def adjustment_of(schedule: Schedule) -> Adjustment | None:
     return Adjustment(schedule.adjust, schedule.workload.input.mean, prompts, target, _encode_stages(schedule))
 
 
+def most_prompts(schedule: Schedule) -> int | None:
+    """Return the most prompts that are prefilled at once; None if only the residents limit them."""
+    adjustment = adjustment_of(schedule)
+    return adjustment.most if adjustment else schedule.control.of_kind("prompts")
+
+
 def shares_in_step(schedule: Schedule) -> bool:
     """Return whether a sequence may use a prefix that another sequence computes in the same step.
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from xcore.policies.from_schedule import most_prompts
 from xcore.spec import Spec
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
@@ -45,5 +46,5 @@ def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
     """
     if any(getattr(new, name) != getattr(held, name) for name in OF_ONE_ENGINE):
         return False
-    larger = new.control.batch > held.control.batch
-    return new.kv_blocks <= held.kv_blocks and not (held.traits.disaggregated and larger)
+    larger = held.traits.disaggregated and (most_prompts(new) or 0) > (most_prompts(held) or 0)
+    return new.kv_blocks <= held.kv_blocks and not larger

@@ -3,6 +3,7 @@
 import torch
 
 from xcore.errors import InputError
+from xcore.policies.from_schedule import most_prompts
 from xcore.policies.waa import most_in_transfer
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
@@ -26,7 +27,14 @@ def cache_blocks(place: Place, spec: ModelSpec) -> int:
     if spec.longest_request is None:
         return schedule.kv_blocks
     longest = -(-spec.longest_request // schedule.block_size)
-    return min(schedule.kv_blocks, schedule.control.batch * longest)
+    return min(schedule.kv_blocks, _most_encoded(schedule) * longest)
+
+
+def _most_encoded(schedule: Schedule) -> int:
+    """Return the most sequences of a batch on ranks that only encode."""
+    most = most_prompts(schedule)
+    assert most, "disaggregated policies limit the prompts of a batch"
+    return most
 
 
 def cache_bytes(model: Model, schedule: Schedule, blocks: int) -> int:
@@ -43,8 +51,10 @@ def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
     if spec.encoder_layers:
         sends_or_receives = place.encoded_by is not None or bool(place.encodes_for)
         return ((place.before is not None) + batches * sends_or_receives) * states
-    a_batch = extent.tokens // schedule.block_size + schedule.control.batch
-    transferred = 0 if place.line[0].phase == "both" else min(batches * a_batch, schedule.kv_blocks)
+    transferred = 0
+    if place.line[0].phase != "both":
+        a_batch = extent.tokens // schedule.block_size + _most_encoded(schedule)
+        transferred = min(batches * a_batch, schedule.kv_blocks)
     return (place.before is not None) * states + kv_transfer.buffer_bytes(place, spec, transferred)
 
 

@@ -16,6 +16,7 @@ from exegpt.kernels.work_list import WorkList
 from xcore.batching import BlockPool
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
+from xcore.policies.from_schedule import most_prompts
 from xcore.specs.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, Planning, computed_rows
@@ -60,7 +61,7 @@ class Extent:
         # A preempted request's output is prefilled with its prompt.
         prefilled = [prompt + (schedule.admission == "grow") * (output - 1) for prompt, output in sequences]
         tokens = computed_rows(_most_tokens(schedule, prefilled, resident))
-        prompts = min(len(sequences), schedule.control.of_kind("prompts") or resident)
+        prompts = min(len(sequences), most_prompts(schedule) or resident)
         return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts)
 
     @staticmethod
@@ -83,7 +84,7 @@ def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> i
     budget = schedule.control.of_kind("tokens")
     if budget:
         return budget
-    encoded = sum(sorted(prompts, reverse=True)[: schedule.control.of_kind("prompts")])
+    encoded = sum(sorted(prompts, reverse=True)[: most_prompts(schedule)])
     if schedule.model.spec.longest_request is None:  # then the cache limits what is encoded at once
         encoded = min(encoded, schedule.kv_blocks * schedule.block_size)
     return encoded + resident if schedule.traits.mixed else max(encoded, resident)
