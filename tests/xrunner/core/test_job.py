@@ -15,7 +15,7 @@ from xcore.document import to_dict
 from xcore.policies.waa import most_in_transfer
 from xcore.specs.cluster import local_cluster
 from xcore.specs.model import ModelSpec
-from xcore.specs.workload import RequestLengths
+from xcore.specs.workload import LengthDistribution, RequestLengths
 from xprofiler.roofline import roofline_profile
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
@@ -204,6 +204,20 @@ def test_disaggregated_on_two_ranks(job, tmp_path, directories, theirs):
     cells = sides(directories, 2, ["llama"])
     cells |= {f"full-{name}": cell for name, cell in sides(directories, 2, ["gpt2"], kv_blocks=9).items()}
     check_sides(run_cells(job, tmp_path, directories, 2, cells), cells, theirs)
+
+
+def test_an_adjusted_batch_of_more_than_b_e_prompts_on_two_ranks(job, tmp_path, directories):
+    """While few sequences decode, 11 prompts are encoded for a B_E of 10. Each nearly fills the context."""
+    model = load_model(directories["llama"])
+    todo = requests(lengths=[(model.spec.context - 3, 3)] * 24)
+    plan = schedule(model.spec, "orca")
+    expected = {result.id: list(result.output_ids) for result in Engine(model, plan).run(todo).results}
+    lengths = dataclasses.replace(plan.workload, input=LengthDistribution.fixed(model.spec.context - 3))
+    many = {"encode_batch": 10, "decode_batch": 40, "kv_blocks": 24 * model.spec.context, "adjust": 0.05}
+    cells = {"waa": ("llama", dataclasses.replace(disaggregated(model.spec, (1,), (1,), **many), workload=lengths))}
+    facts = run_cells(job, tmp_path, directories, 2, cells, todo=todo)["waa"]
+    assert {result["id"]: result["output_ids"] for result in facts["results"]} == expected
+    assert max(span["sequences"] for span in facts["spans"] if span["phase"] == "encode") == 11
 
 
 @pytest.mark.slow
