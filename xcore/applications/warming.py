@@ -4,12 +4,13 @@ A resource is, for example, the cached prefix of a prompt, or the model of a pla
 """
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from xcore.applications.demand import ApplicationDemand
 from xcore.applications.prewarming import prewarm_at
@@ -18,6 +19,23 @@ KNOB = 0.5
 """Hermes' K: the least probability that what is warmed up is used."""
 LATE = 2.0
 """An expected call is given up this many times its longest sampled delay after its announcement."""
+
+
+MOST_RECENT = 2_000
+"""Entries of a `Recent` mapping: clients choose the names of applications, runs and units."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Recent(OrderedDict[Key, Value]):
+    """The values that were remembered last, by key."""
+
+    def remember(self, key: Key, value: Value) -> None:
+        """Set a value, and forget the oldest one if there are too many."""
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > MOST_RECENT:
+            self.popitem(last=False)
 
 
 class WarmCall(NamedTuple):

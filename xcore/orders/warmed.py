@@ -1,15 +1,11 @@
 """Warm prefixes around any order: cached blocks are kept for calls that wait, or that demand graphs expect."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
-from xcore.applications.warming import ReactiveWarming, WarmCall, Warmth
+from xcore.applications.warming import ReactiveWarming, Recent, WarmCall, Warmth
 from xcore.batching import FollowingOrder, Ledger, Order, Sequence, Status, Step
-
-MOST_CONTEXTS = 2_000
-"""Runs whose contexts are remembered; the latest ones."""
 
 
 class PrefixWarmth:
@@ -22,9 +18,9 @@ class PrefixWarmth:
     def __init__(self, ledger: Ledger):
         self._ledger = ledger
         self._waiting: dict[int, Sequence] = {}
-        self._contexts: OrderedDict[Hashable, Items[Hashable]] = OrderedDict()
+        self._contexts = Recent[Hashable, Items[Hashable]]()
         """Keys of the blocks of each run's latest call."""
-        self._units: dict[tuple[str, str], tuple[Items[Hashable], int]] = {}
+        self._units = Recent[tuple[str, str], tuple[Items[Hashable], int]]()
         """By application and unit: the keys of its latest prompt, and how many the prompt before shares."""
 
     def wait(self, sequence: Sequence) -> None:
@@ -39,12 +35,9 @@ class PrefixWarmth:
         alike = next(
             (i for i, (a, b) in enumerate(zip(before, keys, strict=False)) if a != b), min(len(before), len(keys))
         )
-        self._units[call.application, call.unit] = keys, alike
+        self._units.remember((call.application, call.unit), (keys, alike))
         if call.application:
-            self._contexts[call.run] = sequence.keys
-            self._contexts.move_to_end(call.run)
-        if len(self._contexts) > MOST_CONTEXTS:
-            self._contexts.popitem(last=False)
+            self._contexts.remember(call.run, sequence.keys)
 
     def end(self, sequence: Sequence) -> None:
         """Forget a request that has not started."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xcore.applications.demand import ApplicationDemand, ServiceRates
 from xcore.applications.demand_graph import read_demand_graphs
-from xcore.applications.warming import WarmCall, make_warming
+from xcore.applications.warming import Recent, WarmCall, make_warming
 from xserver.engines.server_unit import ServerUnit
 
 _LOADS_S = 10.0
@@ -74,7 +74,7 @@ class Residency:
         self._places = [_Place(unit) for unit in units]
         self._by_model = {model: place for place in self._places for model in place.unit.links}
         self._policy = make_warming(options.policy, self, options.models(), options.knob)
-        self._model_of: dict[tuple[str, str], str] = {}
+        self._model_of = Recent[tuple[str, str], str]()
         """The model that the latest call of each application's unit used."""
         self._numbers = count()
         self._changing = asyncio.Lock()
@@ -99,7 +99,7 @@ class Residency:
     async def enter(self, model: str, client: str, labels: Mapping[str, object]) -> Callable[[], None]:
         """Wait until a request's model is loaded; return the function to call when the request has been answered."""
         call, place = self._call(client, labels), self._by_model[model]
-        self._model_of[call.application, call.unit] = model
+        self._model_of.remember((call.application, call.unit), model)
         self._policy.wait(call, time.monotonic())
         self._changed.set()
         try:

@@ -6,7 +6,7 @@ import pytest
 from xcore.applications.demand import ApplicationDemand, ServiceRates
 from xcore.applications.demand_graph import END, DemandGraph, DemandStep
 from xcore.applications.prewarming import prewarm_at
-from xcore.applications.warming import WARMING, DemandWarming, WarmCall, make_warming
+from xcore.applications.warming import MOST_RECENT, WARMING, DemandWarming, Recent, WarmCall, make_warming
 
 SECONDS = tuple(float(s) for s in range(1, 11))
 """Durations of the search."""
@@ -122,3 +122,11 @@ def test_parallel_requests_are_one_call():
     policy.end(call("think", 1), 3.0)
     run_to(policy, 8.0)
     assert warmth.kept == {call("answer")}
+
+
+def test_only_the_latest_names_that_clients_choose_are_remembered():
+    recent = Recent()
+    for number in range(MOST_RECENT + 5):
+        recent.remember(number, str(number))
+        recent.remember(0, "again")
+    assert len(recent) == MOST_RECENT and recent[0] == "again" and 5 not in recent and MOST_RECENT + 4 in recent
