@@ -66,7 +66,7 @@ def validated(cls: type[SpecT], data: Any, also: tuple[str, ...] = ()) -> tuple[
         if not problems:
             return spec, []
     except ValidationError as error:
-        details = [dict(detail) for detail in error.errors()]
+        details = _without_branches([dict(detail) for detail in error.errors()])
         problems = list(dict.fromkeys(map(_problem, details))) + _known_keys(cls, details, also)
     more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
     return None, problems[:_MOST_PROBLEMS] + more
@@ -88,6 +88,33 @@ _PROBLEMS = {
 """The problem by the type of pydantic's error, or by the first word of that type."""
 
 
+_BRANCH = re.compile(r"str|int|float|bool|(dict|tuple|list)\[.*\]")
+"""What pydantic adds to an error's place for each type of a union that it has tried."""
+
+
+def _without_branches(details: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return pydantic's errors with one for each value of a union, instead of one for each type of the union.
+
+    If a type fits the value itself, the errors inside the value count. Otherwise the error names all types.
+    """
+    unions: dict[tuple[str | int, ...], list[dict[str, Any]]] = {}
+    for detail in details:
+        loc = detail["loc"]
+        at = next((i for i, part in enumerate(loc) if i and isinstance(part, str) and _BRANCH.fullmatch(part)), None)
+        unions.setdefault(loc if at is None else loc[:at], []).append(detail)
+    merged = []
+    for where, errors in unions.items():
+        inside = [error for error in errors if len(error["loc"]) > len(where) + 1]
+        if all(error["loc"] == where for error in errors):
+            merged += errors
+        elif inside:
+            parts = ([part for part in error["loc"][len(where) + 1 :] if part != "[key]"] for error in inside)
+            merged += [error | {"loc": (*where, *part)} for error, part in zip(inside, parts, strict=True)]
+        else:
+            merged.append(errors[0] | {"loc": where, "types": [error["type"].split("_")[0] for error in errors]})
+    return merged
+
+
 def _problem(error: dict[str, Any]) -> str:
     """Return the message of one of pydantic's errors, in this project's words."""
     cause = error.get("ctx", {}).get("error")
@@ -98,6 +125,9 @@ def _problem(error: dict[str, Any]) -> str:
     value = reprlib.repr(error["input"])  # never all of it: a YAML file's aliases can make it endless
     value = value if len(value) < 60 else value[:57] + "..."
     form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])
+    if "types" in error and all(kind in _PROBLEMS for kind in error["types"]):
+        either = " or ".join(_PROBLEMS[kind].split(" must be ")[1].split(" (")[0] for kind in error["types"])
+        return f"{where} must be {either} (got {value})"
     if form:
         quotes = (
             ": put it in quotes" if error["type"] == "string_type" and isinstance(error["input"], bool | int) else ""

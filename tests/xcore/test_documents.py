@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.xcore.small_specs import profile, schedule
 from xcore import document
 from xcore.errors import InputError
 from xcore.requests.request import Request, Result
+from xcore.spec import Spec
 from xcore.specs.builtin_models import HUB_IDS, builtin_model
 from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.estimate import Estimate
@@ -219,3 +221,27 @@ def test_a_hostile_yaml_file_costs_no_time(tmp_path, text, why):
     with pytest.raises(InputError, match=why) as refused:
         parse_cluster(str(tmp_path / "c.yaml"))
     assert len(str(refused.value)) < 1000
+
+
+@dataclass(frozen=True)
+class Either(Spec):
+    """Values of several types."""
+
+    rounds: int | tuple[int, ...] | None = None
+    load: str | dict[int, str] | None = None
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({"rounds": "x"}, "rounds must be a whole number or a list (got 'x')"),
+        ({"rounds": [1, "x"]}, "rounds.1 must be a whole number (got 'x')"),
+        ({"load": ["x"]}, "load must be text or a group of keys (got ['x'])"),
+        ({"load": {"x": "5s"}}, "load.x must be a whole number (got 'x')"),
+        ({"load": {"1": []}}, "load.1 must be text (got [])"),
+    ],
+)
+def test_a_wrong_value_of_several_types_is_one_problem(data, problem):
+    with pytest.raises(InputError) as refused:
+        document.from_dict(Either, data, "it")
+    assert str(refused.value) == f"it: {problem}."
