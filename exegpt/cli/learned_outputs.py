@@ -28,7 +28,7 @@ def learn(options: LearnOutputsOptions) -> None:
     from xcore import document
     from xcore.console import output
     from xcore.files import check_distinct, check_output
-    from xcore.quantity import counted
+    from xcore.quantity import counted, percent_text
     from xmulti.stages.output_lengths import learn_outputs
 
     check_output(options.out)
@@ -37,7 +37,13 @@ def learn(options: LearnOutputsOptions) -> None:
     document.write(options.out, learned.distribution)
     mean, p99 = learned.distribution.mean, learned.distribution.quantile(0.99)
     if options.json:
-        facts = {"ended": learned.ended, "cut_off": learned.cut, "mean": mean, "p99": p99}
+        facts = {"ended": learned.ended, "cut_off": learned.cut, "beyond": learned.beyond, "mean": mean, "p99": p99}
         return output.emit({**facts, **asdict(learned.distribution), "provenance": output.provenance()})
     of = f"{counted(learned.ended, 'finished answer')} and {learned.cut:,} that were cut off"
+    if learned.beyond > 0:
+        longest = f"{learned.distribution.lengths[-1]:,} tokens"
+        output.note(
+            f"{percent_text(learned.beyond)} of the outputs are longer than all that finished, and count as {longest}: "
+            "collect answers with a higher limit"
+        )
     print(f"{options.out}: output lengths of {of}; mean {mean:.1f}, 99th percentile {p99:,} tokens.")

@@ -64,6 +64,11 @@ class ApplicationNode(Spec):
         fewest = min(self.rounds, default=0) if isinstance(self.rounds, tuple) else self.rounds
         if fewest is not None and fewest < 1:
             raise InputError(f"Node '{self.name}' has rounds of {fewest}: the number must be at least 1.")
+        if isinstance(self.load, dict) and min(self.load, default=0) < 1:
+            raise InputError(
+                f"Node '{self.name}' has a load of {self.load}: write a loading time for each number of GPUs, like "
+                "{1: 30s, 2: 18s}."
+            )
         for load in self.load.values() if isinstance(self.load, dict) else (self.load,):
             if load is not None and parse_duration(load) is None:
                 raise InputError(f"Node '{self.name}' has a load of {load}: write the loading time, like 30s.")

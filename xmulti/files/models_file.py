@@ -125,10 +125,11 @@ def check_units(data: Any, listed: str, units: Mapping[str, str], path: Path) ->
     for place, entry in enumerate(entries if isinstance(entries, list) else ()):
         for key, unit in units.items() if isinstance(entry, dict) else ():
             value = entry.get(key)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                raise InputError(
-                    f"'{path}': {listed}.{place}.{key} is {value}, which has no unit: write 5{unit}, for example."
-                )
+            for number in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    raise InputError(
+                        f"'{path}': {listed}.{place}.{key} is {number}, which has no unit: write 5{unit}, for example."
+                    )
 
 
 def profiles_by_model(typed: Sequence[str], names: Sequence[str], path: Path) -> dict[str, str]:

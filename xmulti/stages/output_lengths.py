@@ -46,7 +46,7 @@ def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None =
     return np.minimum(np.minimum(lengths, room), lengths if cap is None else cap)
 
 
-def uncensored(outputs: Integers, cut: "NDArray[np.bool_]") -> LengthDistribution:
+def uncensored(outputs: Integers, cut: "NDArray[np.bool_]") -> tuple[LengthDistribution, float]:
     """Return the distribution of output lengths from observations, some of which were cut short.
 
     This is the Kaplan-Meier estimate: of the outputs that reach a length, the share that ends there. What remains is on
@@ -56,6 +56,9 @@ def uncensored(outputs: Integers, cut: "NDArray[np.bool_]") -> LengthDistributio
         outputs: Observed lengths in tokens [n].
         cut: Whether each was cut short, by a limit, the context or the client [n].
 
+    Returns:
+        The distribution, and the probability that remains for outputs beyond the longest one.
+
     Raises:
         InputError: There are no outputs, or one has no token.
     """
@@ -64,10 +67,11 @@ def uncensored(outputs: Integers, cut: "NDArray[np.bool_]") -> LengthDistributio
     if not len(outputs) or int(outputs.min()) < 1:
         raise InputError("Outputs must be at least one, and each must have at least one token.")
     cdf = stats.ecdf(stats.CensoredData(uncensored=outputs[~cut], right=outputs[cut])).cdf
+    beyond = max(0.0, 1.0 - float(cdf.probabilities[-1]))
     cumulative = np.append(np.minimum(cdf.probabilities, 1.0)[:-1], 1.0)
     weights = np.diff(cumulative, prepend=0.0)
     kept = {int(length): float(weight) for length, weight in zip(cdf.quantiles, weights, strict=True) if weight > 0}
-    return LengthDistribution(tuple(kept), tuple(kept.values()))
+    return LengthDistribution(tuple(kept), tuple(kept.values())), beyond
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class ObservedOutputs:
     ended: int
     cut: int
     distribution: LengthDistribution
+    beyond: float
+    """The probability of outputs that are longer than all that ended; it is on the longest length."""
 
 
 def learn_outputs(path: Path) -> ObservedOutputs:
@@ -98,7 +104,7 @@ def learn_outputs(path: Path) -> ObservedOutputs:
             raise InputError(f"{where}: an answer needs finish_reason, like stop or length.")
         ids = answer.get("output_ids")
         tokens = len(ids) if isinstance(ids, list) else answer.get("output_tokens")
-        if not isinstance(tokens, int) or not 0 <= tokens <= MAX_TOKENS:
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= MAX_TOKENS:
             raise InputError(f"{where}: an answer needs output_tokens, a whole number, or output_ids.")
         if reason != "error" and tokens:
             outputs.append(tokens)
@@ -106,4 +112,4 @@ def learn_outputs(path: Path) -> ObservedOutputs:
     if not outputs:
         raise InputError(f"'{path}' has no answers with tokens: write one JSON object per line.")
     lengths, were_cut = np.array(outputs, dtype=np.int64), np.array(cut)
-    return ObservedOutputs(int((~were_cut).sum()), int(were_cut.sum()), uncensored(lengths, were_cut))
+    return ObservedOutputs(int((~were_cut).sum()), int(were_cut.sum()), *uncensored(lengths, were_cut))

@@ -40,7 +40,8 @@ def test_a_context_that_cuts_outputs_short_does_not_bias_them():
     context, true = 100, LengthDistribution((5, 30, 60, 90), (0.2, 0.3, 0.3, 0.2))
     prompts = random.integers(1, 95, 200_000)
     outputs = capped(true.sample(len(prompts), random), prompts, context)
-    estimated = uncensored(outputs, outputs == context - prompts)
+    estimated, beyond = uncensored(outputs, outputs == context - prompts)
+    assert 0 < beyond < 0.3, "prompts of 1 to 94 tokens cut all that have 99"
     share = dict(zip(estimated.lengths, estimated.probabilities, strict=True))
     for length, expected in zip((5, 30, 60), (0.2, 0.3, 0.3), strict=True):
         assert share[length] == pytest.approx(expected, abs=0.01)
@@ -51,14 +52,15 @@ def test_a_context_that_cuts_outputs_short_does_not_bias_them():
 def test_with_one_room_for_all_it_is_samullms_estimate():
     """P(n) = outputs that end at n / prompts that leave room for more than n; the rest is on the longest output."""
     outputs = np.array([3, 3, 7, 9, 20, 20, 20, 11])
-    estimated = uncensored(outputs, outputs == 20)
+    estimated, beyond = uncensored(outputs, outputs == 20)
+    assert beyond == pytest.approx(3 / 8)
     assert estimated.lengths == (3, 7, 9, 11, 20)
     assert estimated.probabilities == pytest.approx((2 / 8, 1 / 8, 1 / 8, 1 / 8, 3 / 8))
 
 
 def test_outputs_that_never_end_are_on_the_longest():
-    estimated = uncensored(np.array([90, 80]), np.array([True, True]))
-    assert (estimated.lengths, estimated.probabilities) == ((90,), (1.0,))
+    estimated, beyond = uncensored(np.array([90, 80]), np.array([True, True]))
+    assert (estimated.lengths, estimated.probabilities, beyond) == ((90,), (1.0,), 1.0)
     with pytest.raises(InputError):
         uncensored(np.array([0]), np.array([True]))
 
@@ -75,6 +77,9 @@ def test_a_log_of_answers_gives_a_nodes_outputs(tmp_path):
     log = answers(tmp_path / "log.jsonl", *ended, *cut, {"finish_reason": "error", "output_tokens": 1, "text": "x"})
     done = run_command("outputs", "learn", log, "--out", tmp_path / "outputs.json", "--json")
     assert done.code == 0 and json.loads(done.out)["ended"] == 2 and json.loads(done.out)["cut_off"] == 2
+    assert done.json["beyond"] == pytest.approx(1 / 3)
+    told = run_command("outputs", "learn", log, "--out", tmp_path / "outputs.json")
+    assert "33.3% of the outputs are longer than all that finished, and count as 12 tokens" in told.err
     learned = document.read(LengthDistribution, tmp_path / "outputs.json")
     assert learned.lengths == (4, 8, 12) and learned.probabilities == pytest.approx((1 / 3, 1 / 3, 1 / 3))
     node = {"name": "a", "model": "opt-1.3b", "workload": "100/500", "requests": 5, "outputs": "outputs.json"}
@@ -89,6 +94,7 @@ def test_a_log_of_answers_gives_a_nodes_outputs(tmp_path):
         ({"output_tokens": 3}, "line 1: an answer needs finish_reason"),
         ({"finish_reason": "stop"}, "line 1: an answer needs output_tokens"),
         ({"finish_reason": "stop", "output_tokens": -1}, "line 1: an answer needs output_tokens"),
+        ({"finish_reason": "stop", "output_tokens": True}, "line 1: an answer needs output_tokens"),
         ({"finish_reason": "error", "output_tokens": 3}, "has no answers with tokens"),
     ],
 )
