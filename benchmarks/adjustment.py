@@ -100,7 +100,7 @@ class Spread:
 
     @staticmethod
     def of(values: Array) -> "Spread":
-        """Those of the middle three fifths of a run's values."""
+        """Return the spread of the middle three fifths of a run's values."""
         kept = values[len(values) // 5 : -(len(values) // 5)]
         return Spread(float(kept.mean()), float(kept.std()))
 
@@ -231,15 +231,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="default: 12,000, in the engine 600")
     parser.add_argument("--engine", action="store_true", help="run a small model on this machine")
     parser.add_argument("--dir", type=Path, default=Path("exegpt-adjustment"), help="folder of the engine's model")
-    given = parser.parse_args()
+    asked = parser.parse_args()
     heads = ("tokens of a batch", "encoding, s", "B_D", "iteration, s", "seq/s")
     print(f"{'':32}{'  '.join(f'{head:>17}' for head in heads[:-1])}  {heads[-1]:>8}")
-    count = given.requests or (600 if given.engine else 12_000)
-    if given.engine:
-        found = run_engine(given.dir, count, given.share)
+    count = asked.requests or (600 if asked.engine else 12_000)
+    if asked.engine:
+        results = run_engine(asked.dir, count, asked.share)
     else:
-        found = ((case.name, measured(case, None, count), measured(case, given.share, count)) for case in CASES)
-    for case in found:
+        results = ((case.name, measured(case, None, count), measured(case, asked.share, count)) for case in CASES)
+    for case in results:
         print("\n".join(rows(*case)), flush=True)
 
 

@@ -212,15 +212,15 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     from xmulti.serving.planned_units import planned_units, read_plan, with_directories
     from xrunner.comm.ranks import ranks_started
 
-    own = {"graphs", "knob"} if options.resident else set()
+    of_residency = {"graphs", "knob"} if options.resident else set()
     for name in typed_options(options, PlanDeterminedOptions):
-        if name not in own:
+        if name not in of_residency:
             raise InputError(f"The plan determines {option_name(name)}: leave it or --plan out.")
     if ranks_started() > 1:
         raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
     plan = read_plan(path, directories(options.model))
     passed_on = typed_options(options, ServedOptions)
-    for name in ("threads", *own):  # each engine has its part of the threads
+    for name in ("threads", *of_residency):  # each engine has its part of the threads
         passed_on.pop(name, None)
     flags, order = _words(passed_on), [model.name for model in plan.models]
     in_use = {model.name: str(model.directory) for model in plan.models}

@@ -38,9 +38,9 @@ class MemoryUse:
     spread: float
     """Most that two devices in use differ."""
     weights: float
-    """Of all devices."""
+    """Bytes of the weights on all devices."""
     cache: float
-    """Keys and values of all devices."""
+    """Bytes of keys and values on all devices."""
     throughput_seq_s: float
 
     @property
@@ -85,10 +85,10 @@ def row(model: str, cluster: str, task: str) -> Figure9Row:
     devices = where.cluster.devices
     by_time = time_split(problem, devices)
     splits = gpu_splits(problem, devices, by_time, memory_split(problem, devices))
-    found = {n: use for n in splits if (use := _waa(where, n))}
-    computing = min(found, key=lambda n: (abs(n - by_time), n))
-    balanced = min(found, key=lambda n: (found[n].imbalance, n))
-    return Figure9Row(model, cluster, task, _faster_transformer(where), found[computing], found[balanced])
+    uses = {n: use for n in splits if (use := _waa(where, n))}
+    computing = min(uses, key=lambda n: (abs(n - by_time), n))
+    balanced = min(uses, key=lambda n: (uses[n].imbalance, n))
+    return Figure9Row(model, cluster, task, _faster_transformer(where), uses[computing], uses[balanced])
 
 
 def _waa(where: Setup, encoding: int) -> MemoryUse | None:
@@ -151,10 +151,10 @@ def sections(figure: Figure9) -> list[Section]:
 
 def _lines(row: Figure9Row) -> Iterator[tuple[str, ...]]:
     ft = row.ft
-    whole = sum(ft.sides) * _devices(row)
+    in_use = sum(ft.sides) * _devices(row)
     for name, use in (("FT", ft), ("WAA-C", row.waa_c), ("WAA-M", row.waa_m)):
         more = use.weights - ft.weights
-        over = "–" if use is ft else f"{signed_percent(more / ft.weights)} ({signed_percent(more / whole)})"
+        over = "–" if use is ft else f"{signed_percent(more / ft.weights)} ({signed_percent(more / in_use)})"
         sides = [f"{side / 1e9:.1f}" for side in use.sides]
         figures = [f"{value / 1e9:.1f}" for value in (use.spread, use.weights)]
         cells = (*(sides if len(sides) == 2 else ("–", *sides)), *figures, over, f"{use.cache / 1e9:.1f}")

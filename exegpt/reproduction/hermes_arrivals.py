@@ -35,6 +35,6 @@ def consecutive(arrivals: Sequence[float] | np.ndarray, count: int, window_s: fl
     if count > len(arrivals):
         raise ValueError(f"{count} arrivals of a trace of {len(arrivals)}")
     first = int(np.random.default_rng((seed, 3)).integers(len(arrivals) - count + 1))
-    own = np.asarray(arrivals[first : first + count], np.float64)
-    stretched: list[float] = ((own - own[0]) * window_s / max(own[-1] - own[0], 1e-9)).tolist()
+    chosen = np.asarray(arrivals[first : first + count], np.float64)
+    stretched: list[float] = ((chosen - chosen[0]) * window_s / max(chosen[-1] - chosen[0], 1e-9)).tolist()
     return stretched

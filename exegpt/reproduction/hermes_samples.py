@@ -42,10 +42,10 @@ def _unit(graph: DemandGraph, step: DemandStep, units: dict[str, Any], path: Pat
         return replace(step, seconds=tuple(ms / 1000 for ms in gaps_ms)) if gaps_ms else step
     if step.name not in units:
         raise InputError(f"'{path}' has no unit '{step.name}' of '{graph.application}': name the published file.")
-    own = units[step.name]
-    inputs, outputs = tuple(own["input_len"]), tuple(own["output_len"])
-    parallel = tuple(islice(cycle(own["parallelism"]), len(inputs)))
-    nexts = _next_units(graph, step, own["next_stages"])
+    samples = units[step.name]
+    inputs, outputs = tuple(samples["input_len"]), tuple(samples["output_len"])
+    parallel = tuple(islice(cycle(samples["parallelism"]), len(inputs)))
+    nexts = _next_units(graph, step, samples["next_stages"])
     return replace(step, input_tokens=inputs, output_tokens=outputs, parallel=parallel, next_units=nexts)
 
 

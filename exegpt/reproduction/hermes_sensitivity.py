@@ -1,4 +1,4 @@
-"""What Hermes' figures depend on: the spread of runs, arrivals, the model's size, and the number of buckets."""
+"""Sensitivity of Hermes' figures to the spread of runs, arrivals, the model's size, and the number of buckets."""
 
 import math
 import time
@@ -29,7 +29,7 @@ from xmulti.applications.orders import ByRequest, application_gittins
 SPREADS = (0.0, 0.3, 0.6, 0.9, 1.2)
 """Deviations of the logarithm of a run's common size, beside the published samples' own spread.
 
-The paper doesn't say how far runs of one application differ in whole; no spread is assumed elsewhere.
+The paper doesn't say how far runs of one application differ as a whole; no spread is assumed elsewhere.
 """
 LARGER = 26.0 / 13.5
 """LLaMA-2-13B's bytes of weights over 7B's, and so, as an assumption, its seconds over 7B's."""
@@ -108,8 +108,8 @@ def real_arrivals(
         for seed in seeds:
             workload = draw_submissions(graphs, APPLICATIONS, window_s, seed)
             if arrivals is not None:
-                own = consecutive(arrivals, APPLICATIONS, window_s, seed)
-                workload = tuple(replace(each, arrival_s=at) for each, at in zip(workload, own, strict=True))
+                arrivals_s = consecutive(arrivals, APPLICATIONS, window_s, seed)
+                workload = tuple(replace(each, arrival_s=at) for each, at in zip(workload, arrivals_s, strict=True))
             workloads.append(workload)
         hermes_s = float(completion_seconds(workloads, application_gittins, DemandEstimates(models), limits).mean())
         vllm_s = float(completion_seconds(workloads, ByRequest, None, limits).mean())

@@ -20,7 +20,7 @@ LOADED = "serving {} on"
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """Of three models, each on a device of its own."""
+    """A plan of three models, each on its own device."""
     folder, models = tmp_path_factory.mktemp("resident"), []
     for place, name in enumerate(NAMES):
         create_model(

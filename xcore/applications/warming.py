@@ -105,7 +105,7 @@ class _Expected:
     """The calls that are expected next of one run."""
 
     calls: set[WarmCall] = field(default_factory=set)
-    """Those whose resources are kept."""
+    """Expected calls whose resources are kept."""
     plan: int = -1
     """The number of its present plan: events of other plans are void."""
     open_requests: int = 0

@@ -50,9 +50,9 @@ class Adjustment:
         self.fewest, self.most = (encode_batch + 3) // 4, MOST_BATCHES * encode_batch
 
     def count(self, residents: int) -> int:
-        """Return how many sequences to encode next: B_E, less the residents above their level, within factors of two.
+        """Return how many sequences to encode next: B_E, less the residents above their level.
 
-        Residents may deviate from their level by a share of B_E.
+        It is at least a quarter of B_E and at most twice B_E. Residents may deviate from their level by a share of B_E.
         """
         above = residents - self.level
         if abs(above) <= self.share * self.encode_batch:

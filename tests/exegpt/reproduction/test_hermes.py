@@ -132,7 +132,7 @@ def test_more_buckets_change_little(graphs, models):
 
 
 def test_a_spread_multiplies_all_outputs_of_a_run_by_one_factor(graphs):
-    """Whose mean is 1: the logarithms of runs' outputs vary by the spread in addition to their own variance."""
+    """The factor's mean is 1. The logarithms of runs' outputs vary by the spread in addition to their own variance."""
     graph = next(each for each in graphs if each.application == "factool_kbqa")
     totals = {}
     for spread in (0.0, 0.9):
@@ -160,7 +160,7 @@ def test_hermes_gains_at_even_arrivals_too(graphs, models):
 
 
 def test_all_published_samples_are_used():
-    """Those of the fitted models: gaps before an LLM unit are the seconds of the backend before it."""
+    """The fitted models count: gaps before an LLM unit are the seconds of the backend before it."""
     source, graphs = drawing.find_graphs(needs_data("hermes", "pdgraphs.json"))
     assert "task_models_skewnorm.json" in source
     units = {(graph.application, step.name): step for graph in graphs for step in graph.units}
