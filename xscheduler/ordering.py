@@ -107,10 +107,13 @@ class OrderChoice:
         units = {graph.application: {step.name for step in graph.units} for graph in read_demand_graphs(self.graphs)}
         for own in labels:
             application, unit = own.get("application"), own.get("unit")
-            if application is not None and unit is not None and unit not in units.get(application, ()):
-                known = ", ".join(units) if application not in units else ", ".join(sorted(units[application]))
-                lacks = f"the application '{application}'" if application not in units else f"'{application}'.'{unit}'"
-                raise InputError(f"'{self.graphs}' has no demand graph with {lacks}: it has {known}.")
+            if application is None or unit is None:
+                continue
+            if application not in units:
+                raise InputError(f"'{self.graphs}' has no application '{application}': it has {', '.join(units)}.")
+            if unit not in units[application]:
+                known = ", ".join(sorted(units[application]))
+                raise InputError(f"'{self.graphs}' has no unit '{unit}' of '{application}': it has {known}.")
 
 
 def _check_graphs(order: str, graphs: Path | None, warm: str | None) -> None:

@@ -259,8 +259,11 @@ def _residency(options: ServeOptions) -> "ResidencyOptions | None":
         )
     if options.replan_after is not None:
         raise InputError("--replan-after needs all engines of the plan: leave it or --resident out.")
-    if (policy == "prewarm") != (options.graphs is not None) or (options.knob is not None and policy != "prewarm"):
-        raise InputError("--warm-models prewarm needs --graphs, and only it reads --graphs and --knob: change either.")
+    if policy == "prewarm" and options.graphs is None:
+        raise InputError("--warm-models prewarm needs --graphs FILE: learn demand graphs with `exegpt graphs learn`.")
+    for name, value in (("--graphs", options.graphs), ("--knob", options.knob)):
+        if value is not None and policy != "prewarm":
+            raise InputError(f"{name} {value} is only for --warm-models prewarm, but it is {policy}: leave it out.")
     residency = ResidencyOptions(
         options.resident, policy, KNOB if options.knob is None else options.knob, options.graphs
     )

@@ -45,16 +45,19 @@ ORDER = option(
     "doubling-budget, least-slack, edf, gittins, demand-slack or vtc (docs/multimodel.md).",
 )
 GRAPHS = option(
-    None, "The applications' demand graphs for --order gittins or demand-slack, a file of `exegpt graphs learn`."
+    None,
+    "Demand graphs of applications, written by `exegpt graphs learn`: for --order gittins and demand-slack, and for "
+    "prewarm.",
 )
 WARM_PREFIXES = option(
     None,
-    "How cached prefixes are kept: lru (default); epwq: waiting requests hold theirs; prewarm: so do the calls that "
-    "--graphs expect.",
+    "Which cached prefixes are kept. lru (default): the latest; epwq: also those of waiting requests; prewarm: also "
+    "those of the calls that --graphs expect.",
 )
 KNOB = option(
     None,
-    "With --warm-prefixes prewarm: the least probability that a prefix is used; less begins earlier. Default: 0.5.",
+    "With prewarm: the least probability that what is kept or loaded is used. A smaller value begins earlier, and is "
+    "more often in vain. Default: 0.5.",
     min=0.0,
     max=1.0,
 )

@@ -51,7 +51,7 @@ class ApplicationNode(Spec):
     load: str | dict[int, str] | None = None
     """Loading time of a replica, like 30s; by its number of GPUs, like {1: 30s, 2: 18s}."""
     prompts: str | None = None
-    """A JSONL file with the beginnings of its own calls' prompts, for `exegpt run`; None: made up."""
+    """A JSONL file with the beginnings of its own calls' prompts, for `exegpt run`; None: random prompts."""
     instructions: str | None = None
     """A text that is in all its prompts, for `exegpt run`."""
 

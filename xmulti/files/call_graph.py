@@ -120,7 +120,7 @@ class CallGraph(Spec):
         return tuple(ordered)
 
     def _read_by_others(self, names: set[str]) -> list[str]:
-        """Return the nodes of the cycle: leave out nodes that no other of them reads, until none is left to omit."""
+        """Return the nodes of the cycle: those that remain when nodes that no other reads are removed repeatedly."""
         while True:
             read = {edge.source for name in names for edge in self.into(name)} & names
             if read == names:

@@ -170,7 +170,7 @@ def test_a_run_follows_the_demand_of_applications(exegpt, tiny, tiny_profile, gr
     out.unlink()
     path.write_text(json.dumps(rows[0] | {"unit": "ask"}))
     done = exegpt(*common, "--order", "demand-slack", "--graphs", graphs)
-    assert done.code == 2 and "has no demand graph with '0'.'ask': it has answer." in done.err
+    assert done.code == 2 and "has no unit 'ask' of '0': it has answer." in done.err
     path.write_text(json.dumps({"id": "a", "prompt": "abc", "max_tokens": 3, "application": "0"}))
     done = exegpt(*common, "--order", "gittins", "--graphs", graphs)
     assert done.code == 2 and "--order gittins needs unit of each request, but request 'a' has none" in done.err
