@@ -134,6 +134,11 @@ def test_what_is_no_plan_is_refused(folder):
             "Model 'b' needs the directory 'gone', which does not exist: add it to the plan, or pass --model b=DIR.",
         ),
         ("--model b=other", "'other' has model 'other' ("),
+        ("--model b=one --warm-models epwq", "--warm-models epwq needs --resident"),
+        ("--model b=one --resident 1 --warm-models prewarm", "--warm-models prewarm needs --graphs FILE"),
+        ("--model b=one --resident 1 --knob 0.3", "--knob 0.3 is only for --warm-models prewarm, but it is lru"),
+        ("--model b=one --resident 1 --graphs g.json", "--graphs g.json is only for --warm-models prewarm"),
+        ("--model b=one --graphs g.json", "The plan determines --graphs: leave it or --plan out"),
     ],
 )
 def test_options_that_do_not_fit_a_plan_are_refused(folder, monkeypatch, words, sentence):
