@@ -50,11 +50,23 @@ def test_every_request_of_an_open_load_is_counted():
     assert goodput == pytest.approx(25.0) and fine and line.split()[0] == "2x"
 
 
-def test_the_refused_of_a_burst_come_again_when_they_are_told(capsys):
-    told = asyncio.run(loaded(Server(2, 0.35), burst_load, 20.0, 0.5, 0.3))
-    assert print_burst(told) and "100% of 8 first retries accepted" in capsys.readouterr().out
-    too_early = asyncio.run(loaded(Server(2, 0.05), burst_load, 20.0, 0.5, 0.3))
-    assert not print_burst(too_early) and "0% of 8" in capsys.readouterr().out
+def test_the_refused_of_a_burst_come_again_when_they_are_told():
+    load = asyncio.run(loaded(Server(2, 0.35), burst_load, 20.0, 0.5, 0.3))
+    refused = [e for e in load.exchanges if e.kind == "first" and e.status == REFUSED]
+    retries = [e.due_s for e in load.exchanges if e.kind == "retry"]
+    assert len(retries) == len(refused) == 8
+    assert all(due_s >= e.ended_s + 0.35 for due_s, e in zip(sorted(retries), sorted(refused, key=lambda e: e.ended_s)))
+
+
+def test_what_a_burst_is_told_is_compared_with_when_a_probe_is_accepted(capsys):
+    def burst(told_s, retried):
+        refused = [Exchange(0.0, 0.01, REFUSED, told_s, "first")] * 8
+        probes = [Exchange(0.3, 0.31, REFUSED, told_s, "probe"), Exchange(0.4, 0.41, ANSWERED, 0.0, "probe")]
+        return Measured((*refused, *probes, *[Exchange(told_s, 0.5, retried, 0.0, "retry")] * 8), 1.0, 0.1, 0.1, 0.0)
+
+    assert print_burst(burst(0.4, ANSWERED)) and "100% of 8 first retries accepted" in capsys.readouterr().out
+    assert not print_burst(burst(0.1, ANSWERED))
+    assert not print_burst(burst(0.4, REFUSED)) and "0% of 8" in capsys.readouterr().out
 
 
 def test_a_late_answer_and_a_lost_request_are_no_success():
