@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt.options.served import ServedOptions
+from exegpt.options.served import EngineOptions, ServedOptions
 from xcore.batching import Hints
 from xcore.choices import admission_rule, with_adjustment
 from xcore.columns import parse_columns
@@ -47,18 +47,6 @@ if TYPE_CHECKING:
     import torch
 
     from xprofiler.job import ProfilingJob
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """A server's engine: its model, and its connection to the frontend."""
-
-    asked: ServedOptions
-    model: str
-    socket: Path | None = None
-    """The frontend's socket, which only rank 0 needs to know."""
-    report_speed: bool = False
-    """Whether the engine sends the machine's `Speed` to the frontend at its end."""
 
 
 @dataclass(frozen=True)

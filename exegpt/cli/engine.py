@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from exegpt.options.option_record import command, option, required
-from exegpt.options.served import ServedOptions
+from exegpt.options.served import EngineOptions, ServedOptions
 from xcore.errors import InputError
-
-if TYPE_CHECKING:
-    from exegpt.api.serving_engine import EngineOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +48,7 @@ def engine(options: EngineCommandOptions) -> None:
 
 def engine_options(
     options: ServedOptions, model: str, socket: Path | None = None, report_speed: bool = False
-) -> "EngineOptions":
+) -> EngineOptions:
     """Return the engine's options; InputError for those that contradict each other.
 
     Args:
@@ -61,7 +57,6 @@ def engine_options(
         socket: The socket at which the frontend listens.
         report_speed: Whether the layers are measured again when the engine ends.
     """
-    from exegpt.api.serving_engine import EngineOptions
     from xcore.choices import check_columns
     from xscheduler.ordering import check_served
     from xscheduler.policy_names import policy_names

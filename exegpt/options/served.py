@@ -49,3 +49,15 @@ class ServedOptions(OneModelOptions, shared_options.DeviceOptions):
 
     dtype: str | None = shared_options.RUN_DTYPE
     pinned: bool = option(False, "Keep schedules and the plan even if lengths or rates drift.")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """A server's engine: its model, and its connection to the frontend."""
+
+    asked: ServedOptions
+    model: str
+    socket: Path | None = None
+    """The frontend's socket, which only rank 0 needs to know."""
+    report_speed: bool = False
+    """Whether the engine sends the machine's `Speed` to the frontend at its end."""

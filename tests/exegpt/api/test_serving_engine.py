@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from exegpt.api import serving_engine
-from exegpt.api.serving_engine import EngineOptions, engine_setting
-from exegpt.options.served import ServedOptions
+from exegpt.api.serving_engine import engine_setting
+from exegpt.options.served import EngineOptions, ServedOptions
 from tests.xserver.conftest import schedule_for
 from xcore import document
 from xcore.specs.profile import Profile

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,7 @@ def test_files_of_a_killed_launcher_with_the_same_process_id_are_not_in_the_way(
 
     assert asyncio.run(ended()) == 0
     assert [path.name.partition(".")[0] for path in tmp_path.iterdir()] == ["ompi"]
+
+
+def test_the_frontend_does_not_load_torch(server):
+    assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
