@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
-from tests.thinned import THINNED
+from tests.thinned import LONG, THINNED
 
 gc.disable()  # while tests are collected, millions of objects come and stay: to look through them takes as long again
 
@@ -32,10 +32,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of long tests that `make test` leaves out as slow."""
+    """Mark what `make test` leaves out as slow: long tests, and cases of others."""
     seen: Counter[str] = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0].removeprefix("tests/")
+        if name in LONG:
+            item.add_marker("slow")
         if every := THINNED.get(name):
             if seen[name] % every:
                 item.add_marker("slow")

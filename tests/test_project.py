@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.thinned import THINNED
+from tests.thinned import LONG, THINNED
 
 ROOT = Path(__file__).parent.parent
 SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def test_the_changes_begin_with_the_version_to_come():
     assert first.startswith(("Unreleased", version))
 
 
-@pytest.mark.parametrize("thinned", THINNED)
+@pytest.mark.parametrize("thinned", [*THINNED, *sorted(LONG)])
 def test_thinned_tests_exist(thinned):
     file, name = thinned.split("::")
     assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
