@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from xcore.specs.model import Architecture
 from xrunner.models.create import create_model
 
 
@@ -20,7 +19,7 @@ class ModelSizes:
     kv_heads: int | None = None
     """None: as many as `heads`."""
 
-    def create(self, directory: Path, seed: int, arch: Architecture = "llama", dtype: str = "fp32") -> None:
+    def create(self, directory: Path, seed: int, arch: str = "llama", dtype: str = "fp32") -> None:
         """Write a model of these sizes with random weights."""
         create_model(
             directory,

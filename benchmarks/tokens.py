@@ -24,7 +24,7 @@ from xcore.policies import TRAITS
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import random_requests
 from xcore.specs.cluster import local_cluster
-from xcore.specs.model import Architecture, ModelSpec
+from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.workload import Workload, task
 from xrunner.core.engine import Engine
@@ -173,14 +173,14 @@ SIZES = ModelSizes(layers=4, hidden=256, heads=4, ffn=704, vocab=8000, context=2
 class _Model:
     """One architecture's model in a directory, with requests and what transformers makes of them."""
 
-    arch: Architecture
+    arch: str
     path: Path
     requests: list[Request]
     wanted: dict[str, tuple[list[int], list[float]]]
 
 
 def _models(
-    folder: Path, archs: Sequence[Architecture], number: int, seed: int, workload: Workload, sizes: ModelSizes
+    folder: Path, archs: Sequence[str], number: int, seed: int, workload: Workload, sizes: ModelSizes
 ) -> Iterator[_Model]:
     """A model of each architecture, with requests of the workload's lengths."""
     for arch in archs:
@@ -199,7 +199,7 @@ def run(
     number: int,
     seed: int = 0,
     device: torch.device = CPU,
-    archs: Sequence[Architecture] = tuple(FAMILIES),
+    archs: Sequence[str] = tuple(FAMILIES),
     sizes: ModelSizes = SIZES,
 ) -> list[Row]:
     """Compare `number` requests of task T's lengths, scaled to the models' context, under every policy that can run on
@@ -222,7 +222,7 @@ def run_flashinfer(
     number: int,
     seed: int = 0,
     device: torch.device = CPU,
-    archs: Sequence[Architecture] = ("llama", "mistral", "gpt2"),
+    archs: Sequence[str] = ("llama", "mistral", "gpt2"),
     sizes: ModelSizes = SIZES,
 ) -> list[Row]:
     """The same requests by FlashInfer and by Triton, in float16."""
@@ -245,7 +245,7 @@ def run_two_ranks(
     number: int,
     seed: int = 0,
     device: torch.device = CPU,
-    archs: Sequence[Architecture] = ("llama", "gpt2"),
+    archs: Sequence[str] = ("llama", "gpt2"),
     sizes: ModelSizes = SIZES,
 ) -> list[Row]:
     """The same on two ranks: a pipeline, a tensor-parallel group, and encoding and decoding disaggregated. Where there

@@ -63,8 +63,9 @@ def compose(
     their own clock.
 
     Raises:
-        InputError: The model is an encoder-decoder.
+        InputError: The model is an encoder-decoder, or its layers are not all dense and alike.
     """
+    refuse_peculiar(model)
     if model.encoder_layers:
         raise InputError(
             f"'{model.name}' has an encoder with bidirectional attention, but operator tables hold only causal "
@@ -93,6 +94,15 @@ def compose(
             "overhead_s": f"{serving.iteration_s + overhead_s:.4g}",
         },
     )
+
+
+def refuse_peculiar(model: ModelSpec) -> None:
+    """Raise InputError for a model with parts that imported tables of kernels don't have."""
+    if model.peculiarities:
+        raise InputError(
+            f"Model '{model.name}' has {' and '.join(model.peculiarities)}, which imported tables don't cover "
+            "yet: leave --profile out to use the roofline."
+        )
 
 
 def with_engine(profile: Profile, model: ModelSpec, cluster: ClusterSpec, serving: EngineSpec) -> Profile:

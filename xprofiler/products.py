@@ -28,7 +28,7 @@ class Products:
     """[M, N, K]: measured over full-speed time."""
     flops_s: float
     bandwidth_bytes_s: float
-    value_bytes: int
+    value_bytes: float
     floor_s: float
     """The least time that was measured: the time of a kernel that moves next to nothing."""
     reached_bytes_s: float
@@ -36,7 +36,7 @@ class Products:
 
     @staticmethod
     def of(
-        m: Array, n: Array, k: Array, seconds: Array, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
+        m: Array, n: Array, k: Array, seconds: Array, flops_s: float, bandwidth_bytes_s: float, value_bytes: float
     ) -> "Products":
         """Return the products from the columns of a table, [measurements] each.
 
@@ -71,7 +71,7 @@ class Products:
 
 
 def _full_speed(
-    m: Array, n: Array | float, k: Array | float, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
+    m: Array, n: Array | float, k: Array | float, flops_s: float, bandwidth_bytes_s: float, value_bytes: float
 ) -> Array:
     """Return seconds at the peak rates. The outputs are written in 16 bits for inputs of any dtype."""
     moved = (n * k + m * k) * value_bytes + 2 * m * n

@@ -117,7 +117,7 @@ class _Scale:
     flops_s: float
     bandwidth_bytes_s: float
     model: ModelSpec
-    width: int
+    width: float
     """Bytes of a value."""
 
     def degree(self, tables: DegreeTables) -> DegreeTables:

@@ -136,14 +136,17 @@ def engine_text(profile: "Profile", typed: bool = True) -> str:
     return ", ".join(parts)
 
 
-def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
+def accuracy(profile: "Profile", cluster: ClusterSpec, model: "ModelSpec") -> tuple[str, ...]:
     """Return sentences on the errors of rooflines under this engine of this device, by tensor-parallel degree.
 
     There are none for other profiles. The sentences cover only what was compared: one quantity, engine, device and kind
-    of load.
+    of load, and dense models.
     """
     if profile.source != "roofline" or profile.device == "cpu":
         return ()
+    if model.peculiarities:
+        what = " and ".join(model.peculiarities)
+        return (f"accuracy: rooflines of models with {what} were not compared with measurements",)
     from xprofiler.roofline_errors import COMPARED
 
     engine, device = profile.provenance["engine"], profile.device

@@ -7,7 +7,7 @@ from xcore.policies import TRAITS, runs
 from xcore.specs.builtin_models import HUB_IDS, stands_for
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Estimate
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import BYTES, ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xscheduler.launch_command import LAYER_PARTITION
@@ -103,6 +103,8 @@ class Target:
         values = " ".join(f"--{key} {value}" for key, value in flags.items())
         name = self.weights or _hub_name(model.name)
         switches = "--enable-chunked-prefill --enable-prefix-caching"
+        if model.whole_experts(schedule.stages[0].tp, schedule.dtype):
+            switches += " --enable-expert-parallel"
         return f"{_partition(schedule)}{self.engine} serve {name} {switches} {values}"
 
 
@@ -131,7 +133,12 @@ def _replica_devices(schedule: Schedule) -> int:
 
 
 def replicas_together(schedule: Schedule) -> int:
-    """Return how many replicas one command starts: the replicas of a node."""
+    """Return how many replicas one command starts: the replicas of a node.
+
+    For a mixture of experts it is one: vLLM's replicas of one command would share the experts.
+    """
+    if schedule.model.spec.experts:
+        return 1
     return min(schedule.replicas, max(1, schedule.cluster.devices_per_node // _replica_devices(schedule)))
 
 
@@ -141,7 +148,14 @@ def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
     copies, rest = divmod(schedule.replicas, replicas_together(schedule))
     where = []
     if nodes == 1:
-        if copies > 1 or rest:
+        devices = _replica_devices(schedule)
+        each_node = schedule.cluster.devices_per_node // devices
+        if schedule.model.spec.experts and copies > 1:
+            where.append(
+                f"start {copies} of it, at most {each_node} on a node and each with {devices} of its GPUs "
+                "(CUDA_VISIBLE_DEVICES), behind a load balancer"
+            )
+        elif copies > 1 or rest:
             each = f"each of {copies} nodes" if copies > 1 else "one node"
             other = f" and, with --data-parallel-size {rest}, on another node," if rest else ""
             where.append(f"run it on {each}{other} behind a load balancer")
@@ -168,10 +182,18 @@ def _longest(schedule: Schedule) -> tuple[int, str]:
 def _dtypes(model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
     """Return the flags for the dtypes of weights and of keys and values, with the engine's names.
 
-    Raises InputError for a dtype in which the engine can't keep keys and values.
+    Raises InputError for a dtype in which the engine can't keep keys and values, or to which it can't convert weights.
     """
-    flags = {"dtype": "auto", "quantization": "fp8"} if dtype == "fp8" else {"dtype": _DTYPES[dtype]}
-    computed = (model.dtype or "bf16") if dtype == "fp8" else dtype
+    flags, computed = {"dtype": _DTYPES.get(dtype, "auto")}, dtype
+    if BYTES[dtype] < 2:
+        computed = model.dtype if model.dtype in _DTYPES else "bf16"
+        if model.dtype != dtype and dtype != "fp8":
+            raise InputError(
+                f"vllm doesn't convert weights to {dtype} when it loads them: pass the name or directory of a "
+                f"checkpoint in {dtype} as --model, or leave --export out."
+            )
+        if model.dtype != dtype:
+            flags["quantization"] = dtype
     if kv_dtype == computed:
         held = "auto"
     elif kv_dtype in ("fp8", "bf16", "fp16"):

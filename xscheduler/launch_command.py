@@ -131,6 +131,7 @@ _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
         "enable-prefix-caching": ("prefix_caching", True),
         "no-enable-prefix-caching": ("prefix_caching", False),
         "enable-chunked-prefill": ("policy", POLICY),
+        "enable-expert-parallel": ("expert_parallel", True),
     },
     "sglang": {"disable-radix-cache": ("prefix_caching", False), "enable-mixed-chunk": ("policy", POLICY)},
 }

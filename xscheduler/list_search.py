@@ -110,7 +110,10 @@ def tune_list(
 
     def problem(on: Deployment) -> tuple[SearchProblem, ListMeter]:
         kv_dtype, model = setting.kv_dtype or usual_kv_dtype(on.profile.dtype), setting.model
-        costs, load = CostModel(model, on.cluster, on.profile, kv_dtype), Load(workload, model.encoder_layers > 0)
+        costs, load = (
+            CostModel(model, on.cluster, on.profile, kv_dtype, tokens=workload.mean_tokens),
+            Load(workload, model.encoder_layers > 0),
+        )
         meters.append(ListMeter(on.profile, requests, limits, prompts))
         finite = SearchProblem(
             costs, load, limits, dict(fixed or {}), bound, admission=admission, open_system=True, finite=True

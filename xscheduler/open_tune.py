@@ -221,7 +221,8 @@ def _problem(
     fixed: dict[str, int] | None,
     admission: tuple[Admission, ...] = ("reserve",),
 ) -> SearchProblem:
-    cost_model = CostModel(model, cluster, profile, kv_dtype or usual_kv_dtype(profile.dtype), watched=False)
+    kept = kv_dtype or usual_kv_dtype(profile.dtype)
+    cost_model = CostModel(model, cluster, profile, kept, watched=False, tokens=workload.mean_tokens)
     load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
     return SearchProblem(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
 

@@ -11,7 +11,7 @@ from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.deployment import Deployment
 from xcore.specs.engine_memory import DATA_SHEET
 from xcore.specs.engine_spec import EngineSpec, engine_of
-from xcore.specs.model import BYTES, DTYPES, ModelSpec, usual_kv_dtype
+from xcore.specs.model import ARITHMETIC, BYTES, DTYPES, KV_DTYPES, ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
@@ -19,6 +19,7 @@ from xcore.traces.fit_context import fit_context
 from xcore.usable_cpus import usable_cpus
 from xprofiler.kernel_import import KernelImport, kernel_import
 from xprofiler.profiles import find_profile
+from xprofiler.roofline_device import arithmetic
 from xprofiler.rooflines import accuracy, engine_notes, own_profile
 
 
@@ -60,6 +61,7 @@ def find_setting(
     dtype: str | None = None,
     kv_dtype: str | None = None,
     memory_fraction: float | None = None,
+    expert_parallel: bool = False,
     columns: str | None = None,
     scale_to_context: bool = False,
     rate: str | None = None,
@@ -87,7 +89,7 @@ def find_setting(
     if model is None:
         model = "opt-13b"
         assumptions.append("model: opt-13b, the default")
-    spec = find_model(model)
+    spec = _with_experts(find_model(model), expert_parallel)
     if not Path(model).is_dir() and (sizes := stands_for(model)):
         context = f"a context of {spec.context:,} tokens" if spec.longest_request else "an unlimited request length"
         assumptions.append(f"model: '{model}' has the sizes of {sizes}, with {context}")
@@ -116,7 +118,7 @@ def find_setting(
             f"prompts: {workload.name} says which prompts share prefixes; a steady state ignores this, but replays "
             "and searches at a rate use it with --prefix-caching"
         )
-    dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
+    dtype, kv_dtype = _known_dtype(dtype, "--dtype", tuple(BYTES)), _known_dtype(kv_dtype, "--kv-dtype", KV_DTYPES)
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
     how = {"kv_dtype": kv_dtype, "engine": engine, "front_end": front_end}
@@ -125,6 +127,7 @@ def find_setting(
     assumptions += _kv_text(kv_dtype, kept, chosen)
     if dtype is None:
         assumptions.append(f"dtype: {chosen.dtype}, {why}")
+    assumptions += _peculiar_text(spec, chosen, where, load)
     if memory_fraction is None and not described:
         serving = engine_of(chosen)
         where = replace(where, memory_fraction=serving.memory.fraction)
@@ -133,7 +136,7 @@ def find_setting(
     deployed = where
     if own and memory_fraction is None and not described:
         deployed = replace(where, memory_fraction=engine_of(own).memory.fraction)
-    whose = (*engine_notes(own or chosen, chosen), *accuracy(chosen, where))
+    whose = (*engine_notes(own or chosen, chosen), *accuracy(chosen, where, spec))
     kernels = kernel_import(chosen, spec, where, kept, model, name)
     said = (*assumptions, *scaling, which, *whose, *([kernels.text] if kernels else []))
     return Setting(spec, where, load, chosen, kept, said, Deployment(deployed, own) if own else None, kernels)
@@ -165,6 +168,46 @@ def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
     return [f"keys and values: {kept}, the default for weights in {profile.dtype}; --kv-dtype sets another dtype"]
 
 
+def _peculiar_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec, workload: Workload) -> list[str]:
+    """Return sentences on what is assumed of weights of few bits, of experts, and of layers with windows."""
+    texts, experts, windows = [], model.experts, model.windows
+    if BYTES[profile.dtype] < 2 and profile.source == "roofline":
+        computed = arithmetic(cluster.device, profile.dtype)
+        if computed != ARITHMETIC.get(profile.dtype, profile.dtype):
+            texts.append(f"weights: {profile.dtype}, converted to {computed} in each product on {cluster.device.kind}")
+    if experts:
+        held = f", in {profile.dtype}; the rest is in bf16" if experts.alone and BYTES[profile.dtype] < 2 else ""
+        texts.append(
+            f"experts: {experts.per_token} of {experts.count} per token in {experts.layers} of {model.layers} layers, "
+            f"{_split_text(model, profile)}{held}; their loads follow a power law with exponent {experts.skew:g}"
+        )
+    if windows:
+        tokens = workload.mean_tokens
+        texts.append(
+            f"windows: {windows.layers} of {model.layers} layers see {windows.size:,} tokens; the cache keeps "
+            f"{percent_text(model.kept_share(tokens))} of a request's tokens, as for one of {tokens:,.0f} tokens"
+        )
+    return texts
+
+
+def _with_experts(model: ModelSpec, whole: bool) -> ModelSpec:
+    """Return the model with whole experts on each device if asked; InputError if it has none."""
+    if not whole:
+        return model
+    if model.experts is None:
+        raise InputError(f"--expert-parallel: model '{model.name}' has no experts; leave the option out.")
+    return replace(model, experts=replace(model.experts, whole=True))
+
+
+def _split_text(model: ModelSpec, profile: Profile) -> str:
+    """Return how the devices of a tensor-parallel group share the experts, as text."""
+    whole = [f"TP{degree.tp}" for degree in profile.degrees if model.whole_experts(degree.tp, profile.dtype)]
+    rest = [f"TP{degree.tp}" for degree in profile.degrees if degree.tp > 1 and f"TP{degree.tp}" not in whole]
+    texts = [f"a part of each on every device at {', '.join(rest)}"] if rest else []
+    texts += [f"whole ones (expert parallelism) at {', '.join(whole)}"] if whole else []
+    return " and ".join(texts) or "all on one device"
+
+
 def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
     """Return the share of a device's memory that an engine uses by default, as text."""
     device, memory = cluster.device, engine.memory
@@ -182,12 +225,12 @@ def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
     return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
 
 
-def _known_dtype(text: str | None, option: str) -> str | None:
+def _known_dtype(text: str | None, option: str, known: tuple[str, ...]) -> str | None:
     """Return exegpt's name of a dtype, given this or a checkpoint's (`bfloat16`); None for None and `auto`."""
     if text in (None, "auto"):
         return None
     name = DTYPES.get(text, text)
-    check_choice(name, tuple(BYTES), option)
+    check_choice(name, known, option)
     return name
 
 
@@ -202,7 +245,7 @@ def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
     dtype, why = model.dtype, "the checkpoint's dtype"
     if dtype == "fp32":
         dtype, why = "bf16", "because checkpoints in fp32 are served in 16 bits"
-    if dtype in cluster.device.flops_s or not cluster.device.flops_s:
+    if dtype in cluster.device.flops_s or not cluster.device.flops_s or BYTES[dtype] < 2:
         return dtype, why
     if "fp16" not in cluster.device.flops_s:
         return next(iter(cluster.device.flops_s)), f"because {cluster.device.kind} does not compute in {dtype}, {why}"

@@ -18,7 +18,7 @@ from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.deployment import Deployment
 from xcore.specs.estimate import Binding
-from xcore.specs.model import BYTES, ModelSpec, usual_kv_dtype
+from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
@@ -106,7 +106,8 @@ def tune(
 
     def problem(on: Deployment) -> SearchProblem:
         kept = kv_dtype or usual_kv_dtype(on.profile.dtype)
-        return SearchProblem(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest, adjust=adjust)
+        costs = CostModel(model, on.cluster, on.profile, kept, watched=False, tokens=workload.mean_tokens)
+        return SearchProblem(costs, *rest, adjust=adjust)
 
     problems = by_policy(policies, Deployment(cluster, profile), own, problem)
     if floor is not None and near is not None:
@@ -443,7 +444,7 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
 def _too_large(policy: str, problem: SearchProblem) -> str:
     """Return the sentence that compares the weights with the memory, in GiB."""
     model, cluster, dtype = problem.cost_model.model, problem.cost_model.cluster, problem.cost_model.profile.dtype
-    weights = model.parameters * BYTES[dtype] / 2**30
+    weights = model.checkpoint_bytes(dtype) / 2**30
     memory = cluster.devices * problem.cost_model.engine_memory.usable_bytes(cluster) / 2**30
     twice = " (each layer is stored twice)" if TRAITS[policy].disaggregated and not model.encoder_layers else ""
     return (

@@ -142,6 +142,7 @@ def _of_engine(
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         memory_fraction=options.memory_fraction,
+        expert_parallel=options.expert_parallel,
         columns=options.columns,
         scale_to_context=options.scale_to_context,
         engine=options.engine,
@@ -173,12 +174,12 @@ def _of_file(
     roofline = rooflines.found_on(schedule) if stock else None
     if roofline:
         which = f"profile: the roofline that the schedule is based on, {rooflines.engine_text(roofline)}"
-        return schedule, roofline, (which, *rooflines.accuracy(roofline, schedule.cluster))
+        return schedule, roofline, (which, *rooflines.accuracy(roofline, schedule.cluster, schedule.model.spec))
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
     engine, front_end = options.engine, options.front_end
     profile, which = find_profile(named, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end)
     profile, other = as_found(profile, schedule, engine)
-    said = (which, *([other] if other else []), *rooflines.accuracy(profile, schedule.cluster))
+    said = (which, *([other] if other else []), *rooflines.accuracy(profile, schedule.cluster, schedule.model.spec))
     return schedule, profile, said
 
 

@@ -23,7 +23,7 @@ PROFILES = option(
     "-p",
 )
 RUN_DTYPE = option(None, "The dtype: fp32, bf16 or fp16. Default: fp32 on the CPU, bf16 on a GPU.")
-KV_DTYPE = option(None, "The dtype of keys and values. Default: that of --dtype; bf16 for fp8 weights.")
+KV_DTYPE = option(None, "The dtype of keys and values. Default: that of --dtype; bf16 for weights of fewer bits.")
 COLUMNS = option(
     None,
     "A trace's columns: input=NAME,output=NAME[,arrival=NAME]. Add a unit to the arrival: arrival=NAME:ms (or "
@@ -111,10 +111,19 @@ class ProblemOptions:
 class PredictionOptions:
     """The numbers' formats and the engine that predictions assume."""
 
-    dtype: str | None = option(None, "The dtype: bf16, fp16, fp32 or fp8. Default: the checkpoint's own; fp32 on CPUs.")
+    dtype: str | None = option(
+        None,
+        "The weights' dtype: bf16, fp16, fp32, fp8, int8, int4, mxfp4 or nvfp4. Default: the checkpoint's own; fp32 on "
+        "CPUs.",
+    )
     kv_dtype: str | None = KV_DTYPE
     memory_fraction: float | None = option(
         None, "The usable share of a device's memory. Default: the engine's, 0.92 for vllm."
+    )
+    expert_parallel: bool = option(
+        False,
+        "Give each device of a tensor-parallel group whole experts. Default: a part of each, where the widths allow "
+        "that.",
     )
     engine: str | None = option(
         None,

@@ -1,4 +1,4 @@
-"""Models that are built in by name: the papers' and today's common dense ones, each by its published config.
+"""Models that are built in by name: the papers' and today's common ones, each by its published config.
 
 They are kept as the contents of config.json. A built-in model and a model directory thus go through the same reader,
 and parameter counts can be compared with what transformers builds from the same config.
@@ -94,6 +94,100 @@ _mistral = functools.partial(_llama, kind="mistral")
 _qwen2 = functools.partial(_llama, kind="qwen2")
 _qwen3 = functools.partial(_llama, kind="qwen3", context=40960, head_size=128)
 
+_phi3 = functools.partial(_llama, kind="phi3")
+
+
+def _mixtral(kind: str, experts: int, per_token: int, **sizes: Any) -> Config:
+    """Return the config of a model whose layers all have `experts` experts, by Mixtral's keys."""
+    return _llama(kind=kind, **sizes) | {"num_local_experts": experts, "num_experts_per_tok": per_token}
+
+
+def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int, expert_ffn: int, context: int, experts: int) -> Config:
+    base = _llama(layers, hidden, heads, 4, ffn, 151936, context, kind="qwen3_moe", head_size=128)
+    return base | {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": expert_ffn}
+
+
+def _gpt_oss(layers: int, experts: int) -> Config:
+    types = ["sliding_attention", "full_attention"] * (layers // 2)
+    sizes = {"layers": layers, "hidden": 2880, "heads": 64, "kv_heads": 8, "ffn": 2880, "vocab": 201088}
+    base = _mixtral("gpt_oss", experts, 4, **sizes, context=131072, head_size=64)
+    added = {"layer_types": types, "sliding_window": 128, "attention_bias": True}
+    return base | added | {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+def _leading_dense(base: Config, experts: int, expert_ffn: int, dense: int) -> Config:
+    """Add the keys of experts after `dense` dense layers, with one shared expert."""
+    return base | {
+        "n_routed_experts": experts,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": expert_ffn,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": dense,
+    }
+
+
+_FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+
+
+def _deepseek(
+    kind: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, context: int, experts: int, dense: int
+) -> Config:
+    base = _llama(layers, hidden, heads, heads, ffn, vocab, context, kind=kind, head_size=64)
+    latent = {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    return _leading_dense(base, experts, 2048, dense) | latent
+
+
+_GLM5 = _deepseek("glm_moe_dsa", 78, 6144, 64, 12288, 154880, 202752, 256, 3) | {
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "index_topk": 2048,
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+}
+_KIMI_INT4 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+}
+
+
+def _glm4(layers: int, hidden: int, ffn: int, expert_ffn: int, experts: int, dense: int, context: int) -> Config:
+    base = _llama(layers, hidden, 96, 8, ffn, 151552, context, kind="glm4_moe", head_size=128)
+    return _leading_dense(base, experts, expert_ffn, dense) | {"attention_bias": True}
+
+
+def _gemma(
+    kind: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, head_size: int, window: int, period: int
+) -> Config:
+    vocab, context = (256000, 8192) if kind == "gemma2" else (262208, 131072)
+    base = _llama(layers, hidden, heads, kv_heads, ffn, vocab, context, kind=kind, tied=True, head_size=head_size)
+    types = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(layers)]
+    return base | {"sliding_window": window, "layer_types": types}
+
+
+_gemma2 = functools.partial(_gemma, "gemma2", window=4096, period=2)
+_gemma3 = functools.partial(_gemma, "gemma3_text", window=1024, period=6)
+
+
+def _llama4(experts: int, context: int, step: int) -> Config:
+    base = _llama(48, 5120, 40, 8, 8192, 202048, context, kind="llama4_text", head_size=128)
+    return base | {
+        "num_local_experts": experts,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 16384,
+        "interleave_moe_layer_step": step,
+        "attention_chunk_size": 8192,
+    }
+
+
+_MINIMAX = {"layers": 62, "hidden": 3072, "heads": 48, "kv_heads": 8, "ffn": 1536, "vocab": 200064, "context": 196608}
+
 # name → (Hugging Face id or None, config)
 _MODELS: dict[str, tuple[str | None, Config]] = {
     "t5-small": ("google-t5/t5-small", _t5(6, 512, 8, 64, 2048)),
@@ -152,10 +246,57 @@ _MODELS: dict[str, tuple[str | None, Config]] = {
     "qwen3-8b": ("Qwen/Qwen3-8B", _qwen3(36, 4096, 32, 8, 12288, 151936)),
     "qwen3-14b": ("Qwen/Qwen3-14B", _qwen3(40, 5120, 40, 8, 17408, 151936)),
     "qwen3-32b": ("Qwen/Qwen3-32B", _qwen3(64, 5120, 64, 8, 25600, 151936)),
+    "phi-4": ("microsoft/phi-4", _phi3(40, 5120, 40, 10, 17920, 100352, 16384)),
+    "mistral-small-3": (
+        "mistralai/Mistral-Small-24B-Base-2501",
+        _mistral(40, 5120, 32, 8, 32768, 131072, 32768, head_size=128) | {"sliding_window": None},
+    ),
+    "gemma-2-9b": ("google/gemma-2-9b", _gemma2(42, 3584, 16, 8, 14336, 256)),
+    "gemma-2-27b": ("google/gemma-2-27b", _gemma2(46, 4608, 32, 16, 36864, 128)),
+    "gemma-3-4b": ("google/gemma-3-4b-it", _gemma3(34, 2560, 8, 4, 10240, 256)),
+    "gemma-3-12b": ("google/gemma-3-12b-it", _gemma3(48, 3840, 16, 8, 15360, 256)),
+    "gemma-3-27b": ("google/gemma-3-27b-it", _gemma3(62, 5376, 32, 16, 21504, 128)),
+    "mixtral-8x7b": (
+        "mistralai/Mixtral-8x7B-v0.1",
+        _mixtral("mixtral", 8, 2, layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, context=32768),
+    ),
+    "mixtral-8x22b": (
+        "mistralai/Mixtral-8x22B-v0.1",
+        _mixtral("mixtral", 8, 2, layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, vocab=32000, context=65536),
+    ),
+    "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B", _qwen3_moe(48, 2048, 32, 6144, 768, 40960, 128)),
+    "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B", _qwen3_moe(94, 4096, 64, 12288, 1536, 40960, 128)),
+    "qwen3-coder-480b-a35b": (
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+        _qwen3_moe(62, 6144, 96, 8192, 2560, 262144, 160) | {"num_key_value_heads": 8},
+    ),
+    "gpt-oss-20b": ("openai/gpt-oss-20b", _gpt_oss(24, 32)),
+    "gpt-oss-120b": ("openai/gpt-oss-120b", _gpt_oss(36, 128)),
+    "deepseek-v3": (
+        "deepseek-ai/DeepSeek-V3",
+        _deepseek("deepseek_v3", 61, 7168, 128, 18432, 129280, 163840, 256, 3) | _FP8,
+    ),
+    "kimi-k2": (
+        "moonshotai/Kimi-K2-Instruct",
+        _deepseek("kimi_k2", 61, 7168, 64, 18432, 163840, 131072, 384, 1) | _FP8,
+    ),
+    "kimi-k2.5": (
+        "moonshotai/Kimi-K2.5",
+        _deepseek("kimi_k2", 61, 7168, 64, 18432, 163840, 262144, 384, 1) | {"quantization_config": _KIMI_INT4},
+    ),
+    "glm-4.5": ("zai-org/GLM-4.5", _glm4(92, 5120, 12288, 1536, 160, 3, 131072)),
+    "glm-4.5-air": ("zai-org/GLM-4.5-Air", _glm4(46, 4096, 10944, 1408, 128, 1, 131072)),
+    "glm-5": ("zai-org/GLM-5", _GLM5),
+    "llama-4-scout": ("meta-llama/Llama-4-Scout-17B-16E", _llama4(16, 10485760, 1)),
+    "llama-4-maverick": ("meta-llama/Llama-4-Maverick-17B-128E", _llama4(128, 1048576, 2)),
+    "minimax-m2.5": ("MiniMaxAI/MiniMax-M2.5", _mixtral("minimax_m2", 256, 8, **_MINIMAX, head_size=128) | _FP8),
 }
 
-_SORTING = ("llama-", "qwen")
-"""Families whose chat checkpoints have top-p or top-k in `generation_config.json` (Llama: 0.9; Qwen: 0.8 and 20)."""
+_SORTING = ("llama-", "qwen", "gemma-3")
+"""Families whose chat checkpoints have top-p or top-k in `generation_config.json`.
+
+Llama: 0.9; Qwen: 0.8 and 20; Gemma 3: 0.95 and 64.
+"""
 
 HUB_IDS: dict[str, str | None] = {name: hub for name, (hub, _) in _MODELS.items()}
 """Built-in name → Hugging Face id; None if the weights are not published there."""
@@ -176,7 +317,8 @@ def builtin_model(name: str) -> ModelSpec:
     """
     hub_name = hub_id(name)
     spec = ModelSpec.from_config(builtin_config(hub_name), _BY_LOWER.get(hub_name.lower(), hub_name))
-    return replace(spec, sorts_logits=resolve(hub_name, _BY_LOWER).builtin.startswith(_SORTING))
+    named = resolve(hub_name, _BY_LOWER)
+    return replace(spec, dtype=named.dtype or spec.dtype, sorts_logits=named.builtin.startswith(_SORTING))
 
 
 def stands_for(name: str) -> str | None:

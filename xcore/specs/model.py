@@ -1,20 +1,36 @@
 """ModelSpec: the sizes of a transformer, and the parameters, FLOPs and bytes that follow from them, but no times."""
 
 import functools
-import math
 import reprlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from xcore.errors import InputError
 from xcore.spec import Spec
-from xcore.specs.quantization import refuse_quantised_config, refuse_quantised_files
+from xcore.specs.experts import Experts
+from xcore.specs.latent_attention import LatentAttention
+from xcore.specs.quantization import checkpoint_format, directory_format
+from xcore.specs.windows import Windows, seen_within
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "t5"]
+BYTES: dict[str, float] = {
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int8": 1.001,
+    "int4": 0.5195,
+    "mxfp4": 0.53125,
+    "nvfp4": 0.5625,
+}
+"""Bytes of one weight of each dtype, with its scales.
 
-BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-"""Bytes of one value of each dtype."""
+A scale stands for a row of a matrix in int8, for 128 weights in int4 (AWQ, GPTQ), for 32 in mxfp4 and 16 in nvfp4.
+"""
+ARITHMETIC: dict[str, str] = {"int4": "", "mxfp4": "fp4", "nvfp4": "fp4"}
+"""Dtype of weights → the rate of a device that computes with them; missing: the rate of the same name; "": none."""
+KV_DTYPES = ("fp32", "bf16", "fp16", "fp8")
+"""Dtypes of keys and values."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Dtypes by their names in a `config.json`."""
 
@@ -24,7 +40,7 @@ def activation_bytes(dtype: str) -> int:
 
     `dtype` is that of the layers. The other values stay in 16 bits if the layers' weights have 8.
     """
-    return max(BYTES[dtype], 2)
+    return 4 if dtype == "fp32" else 2
 
 
 def usual_kv_dtype(dtype: str) -> str:
@@ -33,16 +49,21 @@ def usual_kv_dtype(dtype: str) -> str:
 
 
 MAX_SIZE = 2**31 - 1
+_BLOCK = 128
 MAX_LAYERS = 10_000
 """Most layers of a model; more are probably a mistake."""
 
 
 @dataclass(frozen=True)
 class ModelSpec(Spec):
-    """Sizes of one dense transformer. A decoder-only model has `encoder_layers` 0."""
+    """Sizes of one transformer. A decoder-only model has `encoder_layers` 0.
+
+    Layers of a model may differ. Figures of "one layer" are then the mean over the layers.
+    """
 
     name: str
-    architecture: Architecture
+    architecture: str
+    """The architecture's name, usually `model_type` of its config.json."""
     layers: int
     """Decoder layers."""
     hidden: int
@@ -67,19 +88,34 @@ class ModelSpec(Spec):
 
     Engines then sort logits unless a request asks for other sampling.
     """
+    experts: Experts | None = None
+    """The experts of a mixture of experts; None: a dense model."""
+    latent: LatentAttention | None = None
+    """Latent attention; None: every head, or group of heads, has its own keys and values."""
+    windows: Windows | None = None
+    """The window of some layers; None: all layers see the same."""
 
     def __post_init__(self) -> None:
         for field in ("hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "context"):
-            _size(getattr(self, field), f"Model '{self.name}' has {field}")
-        _size(self.layers, f"Model '{self.name}' has layers", MAX_LAYERS)
+            checked_size(getattr(self, field), f"Model '{self.name}' has {field}")
+        checked_size(self.layers, f"Model '{self.name}' has layers", MAX_LAYERS)
         if self.encoder_layers != 0:
-            _size(self.encoder_layers, f"Model '{self.name}' has encoder_layers", MAX_LAYERS)
+            checked_size(self.encoder_layers, f"Model '{self.name}' has encoder_layers", MAX_LAYERS)
         if self.window is not None:
-            _size(self.window, f"Model '{self.name}' has window")
+            checked_size(self.window, f"Model '{self.name}' has window")
         if self.heads % self.kv_heads:
             raise InputError(
                 f"Model '{self.name}' has {self.heads} heads, which {self.kv_heads} KV heads do not divide."
             )
+
+    @property
+    def peculiarities(self) -> tuple[str, ...]:
+        """Return what the model has beyond dense layers that are all alike, as text."""
+        experts, latent, windows = self.experts, self.latent, self.windows
+        texts = [f"{experts.count} experts, {experts.per_token} per token"] if experts else []
+        texts += ["latent attention" + (" over an index" if latent.index else "")] if latent else []
+        texts += [f"a window of {windows.size:,} tokens in {windows.layers} of {self.layers} layers"] if windows else []
+        return tuple(texts)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -110,24 +146,59 @@ class ModelSpec(Spec):
         return None if self.architecture == "t5" else self.context
 
     def seen(self, new: float, past: float) -> float:
-        """Return the sum of the tokens that each of `new` tokens after `past` sees."""
-        most = self.window or math.inf
-        within = min(max(most - past, 0.0), new)  # those whose window reaches back to the first token
-        return within * past + within * (within + 1) / 2 + ((new - within) * most if new > within else 0.0)
+        """Return the sum of the tokens that each of `new` tokens after `past` sees, the mean over the layers."""
+        whole = seen_within(new, past, self._most_seen)
+        if self.windows is None:
+            return whole
+        part = self.windows.layers / self.layers
+        return part * self.windows.seen(new, past) + (1 - part) * whole
+
+    def read(self, past: float) -> float:
+        """Return the cached tokens that a new token after `past` reads, the mean over the layers."""
+        whole = min(past, self._most_seen - 1)
+        if self.windows is None:
+            return whole
+        part = self.windows.layers / self.layers
+        return part * self.windows.read(past) + (1 - part) * whole
+
+    @property
+    def _most_seen(self) -> float:
+        """Return the most tokens that a token sees in a layer without a window of its own."""
+        if self.latent and self.latent.index:
+            return self.latent.index.top_k
+        return self.window or float("inf")
+
+    def kept_share(self, tokens: float) -> float:
+        """Return the share of a sequence's `tokens` that stay in the cache, the mean over the layers.
+
+        Windows of all layers count as none, as engines keep all tokens then unless their layers differ.
+        """
+        if self.windows is None or tokens <= 0:
+            return 1.0
+        part = self.windows.layers / self.layers
+        return part * self.windows.kept(tokens) / tokens + 1 - part
 
     @property
     def _biased(self) -> bool:
         return self.architecture in ("gpt2", "opt")
 
     def attention_matrices(self, tp: int = 1) -> tuple[tuple[int, int], ...]:
-        """Return (outputs, inputs) of an attention block's products on one of `tp` devices: QKV, then the output."""
+        """Return (outputs, inputs) of an attention block's products on one of `tp` devices: QKV, then the output.
+
+        Latent attention has more products between them.
+        """
+        if self.latent:
+            return self.latent.matrices(self.hidden, self.heads // tp)
         kv = -(-self.kv_heads // tp)  # fewer KV heads than devices: each keeps a copy of one
         q = self.heads // tp
         return ((q + 2 * kv) * self.head_size, self.hidden), (self.hidden, q * self.head_size)
 
     def ffn_matrices(self, tp: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (outputs, inputs) of a feed-forward block's products on one of `tp` devices: up (and gate), down."""
-        width = self.ffn // tp
+        return self.gated_matrices(self.ffn // tp)
+
+    def gated_matrices(self, width: int) -> tuple[tuple[int, int], ...]:
+        """Return (outputs, inputs) of the products of a feed-forward network of this width."""
         return (width * (2 if self.gated else 1), self.hidden), (self.hidden, width)
 
     def layer_matrices(self, tp: int = 1, encoder: bool = False) -> tuple[tuple[int, int], ...]:
@@ -156,17 +227,52 @@ class ModelSpec(Spec):
         return 2 * -(-self.kv_heads // tp) * self.head_size, self.hidden
 
     @functools.cached_property
-    def layer_parameters(self) -> int:
+    def layer_parameters(self) -> float:
         """Return the parameters of one decoder layer."""
-        count = sum(n * k for n, k in self.layer_matrices())
+        return self.dense_parameters + self.expert_parameters
+
+    @functools.cached_property
+    def dense_parameters(self) -> float:
+        """Return the parameters of one decoder layer that every token uses."""
+        experts = self.experts
+        share = 1.0 - experts.layers / self.layers if experts else 1
+        count = sum(n * k for n, k in self.layer_matrices()) - (1 - share) * sum(n * k for n, k in self.ffn_matrices())
+        if experts:
+            shared = sum(n * k for n, k in self.gated_matrices(experts.shared_ffn))
+            count += (1 - share) * (shared + experts.count * (self.hidden + experts.biased))
+        return count + self._vectors
+
+    @functools.cached_property
+    def expert_parameters(self) -> float:
+        """Return the parameters of the experts that the router chooses from, per decoder layer."""
+        experts = self.experts
+        if not experts:
+            return 0
+        matrices = self.gated_matrices(experts.ffn)
+        one = sum(n * k for n, k in matrices) + (sum(n for n, _ in matrices) if experts.biased else 0)
+        return experts.layers / self.layers * experts.count * one
+
+    @property
+    def _vectors(self) -> int:
+        """Return the parameters of one decoder layer's norms, biases and sinks."""
         norm = self.hidden * (2 if self._biased else 1)
+        norms = {"gemma2": 4, "gemma3": 4}.get(self.architecture, 3 if self.encoder_layers else 2)
+        count = norm * norms
         if self._biased:  # one bias for every matrix product's output
             count += sum(n for n, _ in self.layer_matrices())
-        if self.architecture == "qwen2":
+        if self.architecture in ("qwen2", "glm4_moe", "gpt_oss"):
             count += self.attention_matrices()[0][0]
-        if self.architecture == "qwen3":
+        if self.architecture == "gpt_oss":
+            count += self.hidden + self.heads
+        if self.architecture in ("qwen3", "qwen3_moe", "gemma3"):
             count += 2 * self.head_size
-        return count + norm * (3 if self.encoder_layers else 2)
+        if self.architecture == "minimax_m2":
+            count += (self.heads + self.kv_heads) * self.head_size
+        if self.latent:
+            count += self.latent.kv_rank + (self.latent.q_rank or 0)
+            if self.latent.index:
+                count += self.latent.index.parameters(self.hidden, self.latent.q_rank or self.hidden)
+        return count
 
     @functools.cached_property
     def encoder_layer_parameters(self) -> int:
@@ -191,44 +297,87 @@ class ModelSpec(Spec):
     def parameters(self) -> int:
         """Return the number of all parameters; a tied head counts once."""
         layers = self.layers * self.layer_parameters + self.encoder_layers * self.encoder_layer_parameters
-        return layers + self.embedding_parameters + self.head_parameters
+        return round(layers) + self.embedding_parameters + self.head_parameters
+
+    @functools.cached_property
+    def active_parameters(self) -> int:
+        """Return the number of parameters that one token uses."""
+        if not self.experts:
+            return self.parameters
+        idle = 1 - self.experts.per_token / self.experts.count
+        return round(self.parameters - self.layers * self.expert_parameters * idle)
+
+    def dense_dtype(self, dtype: str) -> str:
+        """Return the dtype of all weights of layers but the experts' if a checkpoint has this dtype."""
+        return "bf16" if self.experts and self.experts.alone and BYTES[dtype] < 2 else dtype
+
+    def checkpoint_bytes(self, dtype: str) -> float:
+        """Return the bytes of all weights."""
+        outer = (self.embedding_parameters + self.head_parameters) * activation_bytes(dtype)
+        layers = self.layers * self.layer_bytes(1, dtype) + self.encoder_layers * self.layer_bytes(1, dtype, True)
+        return layers + outer
 
     def layer_bytes(self, tp: int = 1, dtype: str = "fp16", encoder: bool = False) -> float:
         """Return the bytes of one layer's weights on one of `tp` devices."""
-        return (self.encoder_layer_parameters if encoder else self.layer_parameters) * BYTES[dtype] / tp
+        if encoder:
+            return self.encoder_layer_parameters * BYTES[dtype] / tp
+        copied = self.latent.matrices(self.hidden, 1)[0][0] * self.hidden if self.latent else 0  # on every device
+        dense = copied + (self.dense_parameters - copied) / tp
+        return dense * BYTES[self.dense_dtype(dtype)] + self.expert_parameters * BYTES[dtype] / tp
 
     def kv_bytes(self, tp: int = 1, dtype: str = "fp16") -> int:
         """Return the bytes of the keys and values of one token in one layer on one of `tp` devices."""
-        return 2 * -(-self.kv_heads // tp) * self.head_size * BYTES[dtype]
+        if self.latent:  # all heads share them: every device has a copy
+            return int(self.latent.cached * BYTES[dtype]) + self.latent.index_bytes
+        return int(2 * -(-self.kv_heads // tp) * self.head_size * BYTES[dtype])
 
     def tp_degrees(self, most: int) -> tuple[int, ...]:
         """Return the tensor-parallel degrees up to `most` that a model allows.
 
-        A degree divides the heads and the FFN, and divides the KV heads or is a multiple of them.
+        A degree divides the heads and the widths of feed-forward networks; of experts, it divides the width or the
+        number. It divides the KV heads or is a multiple of them.
         """
+        experts = self.experts
+        widths = [self.ffn] if experts is None or experts.layers < self.layers else []
+        widths += [experts.shared_ffn] if experts else []
 
         def fits(tp: int) -> bool:
-            kv = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
-            return self.heads % tp == 0 and self.ffn % tp == 0 and kv
+            kv = bool(self.latent) or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
+            divided = experts is None or experts.ffn % tp == 0 or experts.count % tp == 0
+            return self.heads % tp == 0 and all(width % tp == 0 for width in widths) and divided and kv
 
         return tuple(tp for tp in (2**i for i in range(most.bit_length())) if tp <= most and fits(tp))
+
+    def whole_experts(self, tp: int, dtype: str) -> bool:
+        """Return whether each of `tp` devices has whole experts (expert parallelism), not a part of each.
+
+        That is so where the parts would be no multiple of the 128 weights that share a scale in 8 bits.
+        """
+        if self.experts is None or tp == 1:
+            return False
+        width = self.experts.ffn
+        return self.experts.whole or width % tp != 0 or (dtype == "fp8" and width // tp % _BLOCK != 0)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> "ModelSpec":
         """Build the spec that a Hugging Face `config.json` describes; InputError names what isn't supported."""
-        _refuse_unsupported(config, name)
-        spec = _FROM_CONFIG[config["model_type"]](_Config(config, name), name)
-        kept = config.get("dtype", config.get("torch_dtype"))
-        return replace(spec, dtype=DTYPES.get(kept) if isinstance(kept, str) else None)
+        from xcore.architectures import read_sizes
+
+        spec = read_sizes(config, name)
+        text = config.get("text_config")
+        kept = [
+            of.get(key) for of in (config, text if isinstance(text, dict) else {}) for key in ("dtype", "torch_dtype")
+        ]
+        plain = next((dtype for dtype in kept if isinstance(dtype, str)), "")
+        return replace(spec, dtype=checkpoint_format(config, name) or DTYPES.get(plain))
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelSpec":
         """Read the spec of a model directory in the Hugging Face layout."""
         path = Path(directory)
         name = path.resolve().name
-        config = read_config(path)
-        refuse_quantised_files(path, name)
-        return replace(cls.from_config(config, name), sorts_logits=_sorts_logits(path))
+        spec = cls.from_config(read_config(path), name)
+        return replace(spec, dtype=directory_format(path, name) or spec.dtype, sorts_logits=_sorts_logits(path))
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -256,196 +405,8 @@ def _sorts_logits(directory: Path) -> bool:
     return (isinstance(top_p, int | float) and top_p < 1) or (isinstance(top_k, int) and top_k > 0)
 
 
-def _refuse_unsupported(config: dict[str, Any], name: str) -> None:
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _FROM_CONFIG:
-        known = ", ".join(sorted(_FROM_CONFIG))
-        raise InputError(f"Model '{name}' is of type '{kind}', which is not supported: supported types are {known}.")
-    refuse_quantised_config(config, name)
-
-
-def _size(value: Any, what: str, most: int = MAX_SIZE) -> int:
+def checked_size(value: Any, what: str, most: int = MAX_SIZE) -> int:
     """Return the value, a whole number from 1 to `most`; otherwise raise InputError, which begins with `what`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise InputError(f"{what} = {reprlib.repr(value)}: it must be a whole number from 1 to {most:,}.")
     return value
-
-
-@dataclass(frozen=True)
-class _Config:
-    """A `config.json` whose sizes are checked on access, by the file's own names."""
-
-    values: dict[str, Any]
-    name: str
-
-    def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """Return the size of this name, or the default if it is missing or null; InputError without a default."""
-        value = self.values.get(key)
-        if value is None and default is not None:
-            return default
-        if key not in self.values:
-            raise InputError(f"The config of model '{self.name}' lacks the key '{key}'.")
-        return _size(value, f"The config of model '{self.name}' has {key}", most)
-
-    def layers(self, key: str, default: int | None = None) -> int:
-        """Return a number of layers."""
-        return self.size(key, default, MAX_LAYERS)
-
-    def head_size(self, hidden_key: str, heads_key: str, key: str | None = None) -> int:
-        """Return the size of a head: the value of `key` if the config has it, else the hidden size over the heads.
-
-        Raises:
-            InputError: The heads don't divide the hidden size.
-        """
-        if key is not None and self.values.get(key) is not None:
-            return self.size(key)
-        if key is not None and key not in self.values and self.values["model_type"] == "qwen3":
-            return 128  # transformers' default for this family
-        hidden, heads = self.size(hidden_key), self.size(heads_key)
-        if hidden % heads:
-            way_out = f"correct one of them{f', or add {key}' if key else ''}"
-            raise InputError(
-                f"The config of model '{self.name}' has {hidden_key} = {hidden} and {heads_key} = {heads}, which does "
-                f"not divide it: {way_out}."
-            )
-        return hidden // heads
-
-    def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean; the default if it is missing or null."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            what = f"The config of model '{self.name}' has {key} = {reprlib.repr(value)}"
-            raise InputError(f"{what}: it must be true or false.")
-        return default if value is None else value
-
-
-def _llama(config: _Config, name: str) -> ModelSpec:
-    kind = config.values["model_type"]
-    heads, hidden, layers = config.size("num_attention_heads"), config.size("hidden_size"), config.layers(_LAYERS)
-    return ModelSpec(
-        name=name,
-        architecture=kind,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=config.size("num_key_value_heads", heads),
-        head_size=_even(config.head_size("hidden_size", "num_attention_heads", "head_dim"), name),
-        ffn=config.size("intermediate_size"),
-        gated=True,
-        vocab=config.size("vocab_size"),
-        context=config.size("max_position_embeddings"),
-        tied_embeddings=config.flag("tie_word_embeddings", False),
-        window=_common_window(config.values, layers),
-    )
-
-
-def _even(head_size: int, name: str) -> int:
-    """Return the head size, whose halves rotary embeddings rotate; InputError for an odd one."""
-    if head_size % 2:
-        raise InputError(
-            f"Model '{name}' has heads of size {head_size}: rotary embeddings need an even size; correct its config."
-        )
-    return head_size
-
-
-_LAYERS = "num_hidden_layers"
-
-
-def attention_window(config: dict[str, Any], layer: int) -> int | None:
-    """Return how many tokens a layer's tokens see, themselves and earlier ones; None for all.
-
-    The rule is that of transformers: a Mistral config without a window has 4,096; a Qwen config has windows only if it
-    enables them.
-    """
-    kind = config.get("model_type")
-    if kind != "mistral" and (kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window")):
-        return None
-    window: int | None = config.get("sliding_window", 4096)
-    if window is not None:
-        _size(window, "The config has sliding_window")
-    if kind == "mistral":
-        return window
-    types, first = config.get("layer_types"), config.get("max_window_layers", 28)
-    if types:
-        if not isinstance(types, list) or layer >= len(types):
-            raise InputError(
-                f"The config has layer_types = {reprlib.repr(types)}: it must list the type of each layer."
-            )
-        return window if types[layer] == "sliding_attention" else None
-    if not isinstance(first, int):
-        raise InputError(f"The config has max_window_layers = {reprlib.repr(first)}: it must be a whole number.")
-    return window if layer >= first else None
-
-
-def _common_window(config: dict[str, Any], layers: int) -> int | None:
-    """Return the window of all layers; None if one of them sees everything, or they differ."""
-    windows = {attention_window(config, layer) for layer in range(layers)}
-    return windows.pop() if len(windows) == 1 else None
-
-
-def _gpt2(config: _Config, name: str) -> ModelSpec:
-    heads, hidden = config.size("n_head"), config.size("n_embd")
-    return ModelSpec(
-        name=name,
-        architecture="gpt2",
-        layers=config.layers("n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_size=config.head_size("n_embd", "n_head"),
-        ffn=config.size("n_inner", 4 * hidden),
-        gated=False,
-        vocab=config.size("vocab_size"),
-        context=config.size("n_positions"),
-        tied_embeddings=config.flag("tie_word_embeddings", True),
-    )
-
-
-def _opt(config: _Config, name: str) -> ModelSpec:
-    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
-    if config.values.get("word_embed_proj_dim", hidden) != hidden:
-        raise InputError(f"Model '{name}' projects its embeddings (as opt-350m does), which is not supported.")
-    return ModelSpec(
-        name=name,
-        architecture="opt",
-        layers=config.layers(_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_size=config.head_size("hidden_size", "num_attention_heads"),
-        ffn=config.size("ffn_dim"),
-        gated=False,
-        vocab=config.size("vocab_size"),
-        context=config.size("max_position_embeddings"),
-        tied_embeddings=config.flag("tie_word_embeddings", True),
-    )
-
-
-def _t5(config: _Config, name: str) -> ModelSpec:
-    layers, heads = config.layers("num_layers"), config.size("num_heads")
-    return ModelSpec(
-        name=name,
-        architecture="t5",
-        layers=config.layers("num_decoder_layers", layers),
-        encoder_layers=layers,
-        hidden=config.size("d_model"),
-        heads=heads,
-        kv_heads=heads,
-        head_size=config.size("d_kv"),
-        ffn=config.size("d_ff"),
-        gated=str(config.values.get("feed_forward_proj", "relu")).startswith("gated"),
-        vocab=config.size("vocab_size"),
-        context=config.size("n_positions", 512),
-        tied_embeddings=config.flag("tie_word_embeddings", True),
-    )
-
-
-_FROM_CONFIG = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-    "gpt2": _gpt2,
-    "opt": _opt,
-    "t5": _t5,
-}

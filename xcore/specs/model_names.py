@@ -3,14 +3,30 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xcore.errors import InputError
 
 # Words of models that were trained further, with tensors of the same sizes.
 _TUNED = {"instruct", "chat", "base", "it", "hf", "pt", "thinking", "preview", "meta"}
-_QUANTISED = re.compile(r"awq|gptq|gguf|[if]p?\d+|int[48]|w\d+a\d+|nvfp4|mxfp4|bnb|[48]bit|q[2-8](_k.*|_0)?")
+_QUANTISED = re.compile(
+    r"awq|gptq|gguf|[if]p?\d+|int[48]|(quantized\.)?w\d+a\d+|nvfp4|mxfp4|bnb|[48]bit|q[2-8](_k.*|_0)?"
+)
+_FORMATS = {
+    "fp8": "fp8",
+    "awq": "int4",
+    "gptq int4": "int4",
+    "gptq": "int4",
+    "awq int4": "int4",
+    "int4": "int4",
+    "w4a16": "int4",
+    "w8a8": "int8",
+    "fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+}
+"""Words of a name that say how its weights are quantised → our dtype; others can't be planned."""
 _DATE = re.compile(r"(0[1-9]|1[0-2]|2[3-9])\d\d")
 """As `2507` (July 2025) or `0528` (May 28th)."""
 _NEAR = 0.8
@@ -40,6 +56,20 @@ _DERIVED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (r"qwen2-(0\.5|1\.5|7|72)b", r"qwen2.5-\1b", {"max_position_embeddings": 131072}),
     (r"qwen3-4b-(instruct|thinking)-2507", "qwen3-4b", {"max_position_embeddings": 262144}),
     (r"qwen3-(0\.6|1\.7|4|8|14)b-base", r"qwen3-\1b", {"max_position_embeddings": 32768}),
+    # Mixtures of experts that were trained further or have another context (their model cards).
+    (r"mixtral-8x(7|22)b(-instruct)?-v0\.1", r"mixtral-8x\1b", {}),
+    (r"qwen3-30b-a3b-(instruct|thinking)-2507", "qwen3-30b-a3b", {"max_position_embeddings": 262144}),
+    (r"qwen3-235b-a22b-(instruct|thinking)-2507", "qwen3-235b-a22b", {"max_position_embeddings": 262144}),
+    (r"qwen3-coder-30b-a3b-instruct", "qwen3-30b-a3b", {"max_position_embeddings": 262144}),
+    (r"deepseek-v3(-0324|\.1|\.1-base|\.1-terminus|-base)?", "deepseek-v3", {}),
+    (r"deepseek-r1(-0528|-zero)?", "deepseek-v3", {}),
+    (r"kimi-k2-instruct-0905", "kimi-k2", {"max_position_embeddings": 262144}),
+    (r"glm-4\.6", "glm-4.5", {"max_position_embeddings": 202752}),
+    (r"glm-5\.[1-3]", "glm-5", {}),
+    (r"llama-4-scout-17b-16e", "llama-4-scout", {}),
+    (r"llama-4-maverick-17b-128e", "llama-4-maverick", {}),
+    (r"minimax-m2(\.[17])?", "minimax-m2.5", {}),
+    (r"mistral-small-24b-(base|instruct)-2501", "mistral-small-3", {}),
     # Mistral 7B: a window in the first version alone, a larger vocabulary in the third.
     (r"mistral-7b(-instruct)?-v0\.1", "mistral-7b", {}),
     (r"mistral-7b(-instruct)?-v0\.2", "mistral-7b", {"sliding_window": None}),
@@ -47,25 +77,30 @@ _DERIVED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 """Pattern of a name, the built-in model of its sizes, and the changes in its config."""
 
-_EXPERTS = "it is a mixture of experts, whose cost depends on which experts each token takes"
-_LATENT = "it is a mixture of experts with multi-head latent attention"
-_STATES = "it is a hybrid of attention and state-space or linear-attention layers"
-_WINDOWS = "its layers differ: some attend to a sliding window only, others to all tokens"
+_EXPERTS = "it is a mixture of experts whose sizes are not built in: pass a directory with its config.json"
+_STATES = "it is a hybrid of attention and state-space or linear-attention layers, whose cost is not known"
 _UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (
         r"(^|-)vl(-|$)|vision|llava|pixtral|omni|internvl",
         ("it is multimodal, and exegpt has no costs for its vision tower"),
     ),
-    (r"^(deepseek-v[234]|deepseek-r1|deepseek-chat|deepseek-coder-v2|kimi-k2|glm-5)", _LATENT),
+    (r"^deepseek-v3\.2", "the cost of its sparse attention was not compared with anything"),
+    (r"^deepseek-v4", "it compresses keys and values, at a cost that is not known"),
+    (r"^deepseek-(v2|chat|coder-v2)", _EXPERTS),
     (r"qwen3\.[5-9]|qwen3-next|kimi-(k3|linear)|minimax-(text|m1)", _STATES),
     (r"mamba|jamba|zamba|rwkv|nemotron-(h|3|nano-(9|12|30)b)|granite-4|lfm2|bamba", _STATES),
-    (r"^gpt-oss", "it is a mixture of experts with sliding windows in every other layer"),
-    (r"^mimo-v2|^step-3|^llama-4", "it is a mixture of experts with windows in some layers"),
-    (r"mixtral|moe|dbrx|grok|arctic|ernie-4\.5|hunyuan|minimax|\d+b-a\d|glm-4\.[5-9]|\d+x\d+b|qwen3-max", _EXPERTS),
-    (r"gemma-?[234]|gemma3|cohere2|command-r7b|command-a|exaone-4|olmo-?3", _WINDOWS),
+    (r"^minimax-m3", "the cost of its block-sparse attention is not known"),
+    (r"^mimo-v2", "its window layers have other heads than the rest, and its keys another size than its values"),
+    (r"^step-3", "its layers differ in their windows and in their experts, and its architecture is not implemented"),
+    (r"^gemma-?4", "its full layers have other heads than its window layers"),
+    (r"moe|dbrx|grok|arctic|ernie-4\.5|hunyuan|minimax|\d+b-a\d|glm-4\.[5-9]|\d+x\d+b|qwen3-max", _EXPERTS),
+    (
+        r"gemma-?[23]n|cohere2|command-r7b|command-a|exaone-4|olmo-?3",
+        "its layers differ: some attend to a sliding window only, others to all tokens",
+    ),
     (r"nemotron-(super|ultra|51b)|deci", "its layers have unequal sizes (the result of an architecture search)"),
     (r"^(gemma|codegemma)", "its architecture (gemma) is not implemented"),
-    (r"^phi-?[1-9]", "its architecture (phi3) is not implemented"),
+    (r"^phi-?[1-9]", "its sizes are not built in: pass a directory with its config.json"),
     (
         r"^(falcon|bloom|mpt|starcoder|command-r|gpt-j|gpt-neo|pythia|glm-4|chatglm)",
         "its architecture is not implemented",
@@ -82,6 +117,8 @@ class Named:
     builtin: str
     changes: dict[str, Any] = field(default_factory=dict)
     """Keys of its config.json that differ."""
+    dtype: str | None = None
+    """The dtype of quantised weights; None: that of the built-in model."""
 
 
 def resolve(name: str, known: Mapping[str, str]) -> Named:
@@ -101,17 +138,24 @@ def resolve(name: str, known: Mapping[str, str]) -> Named:
     plain = "-".join(word for word in words if word not in quantised and word != "dynamic")
     resolved = _derived(plain) or _tuned(plain, known)
     if resolved and quantised:
-        way = "--dtype fp8" if quantised == ["fp8"] else "the closest dtype"
-        raise InputError(
-            f"'{name}' is a quantised checkpoint ({', '.join(quantised)}), which can't be read: plan the original "
-            f"model with --model {resolved.builtin} and {way}."
-        )
+        return replace(resolved, dtype=_quantised_dtype(name, quantised, resolved.builtin))
     if resolved:
         return resolved
     for pattern, what in _UNSUPPORTED:
         if re.search(pattern, plain):
             raise InputError(f"'{name}' is not supported: {what}; `exegpt list models` shows the supported models.")
     raise InputError(f"There is no built-in model or model directory '{name}': {_hint(plain, known)}")
+
+
+def _quantised_dtype(name: str, words: list[str], builtin: str) -> str:
+    """Return the dtype that the words of a name stand for; InputError names a format whose cost is not known."""
+    dtype = _FORMATS.get(" ".join(words).removeprefix("quantized."))
+    if dtype is None:
+        raise InputError(
+            f"'{name}' is a quantised checkpoint ({', '.join(words)}) whose cost is not known: plan the original model "
+            f"with --model {builtin} and the closest dtype."
+        )
+    return dtype
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How checkpoints declare that their weights are quantised, and the formats that the loader implements."""
+"""How checkpoints declare that their weights are quantised: the dtypes that can be planned, and that can be loaded."""
 
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,96 @@ _FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Files next to a `config.json`: ModelOpt's, AutoGPTQ's, AutoAWQ's."""
 
 
+_ALGORITHMS = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "fp8_pb_wo": "fp8",
+    "fp8_per_channel_per_token": "fp8",
+    "mxfp4": "mxfp4",
+    "w4a16_mxfp4": "mxfp4",
+    "nvfp4": "nvfp4",
+    "awq": "int4",
+    "w4a16_awq": "int4",
+    "gptq": "int4",
+    "gptq_marlin": "int4",
+    "awq_marlin": "int4",
+    "w8a8_sq_per_channel": "int8",
+}
+"""Method or algorithm, in lower case → our dtype of the weights."""
+
+
+def checkpoint_format(config: dict[str, Any], name: str) -> str | None:
+    """Return the dtype of the quantised weights that a `config.json` declares; None for plain floats.
+
+    Raises:
+        InputError: The format can't be planned; the message names it.
+    """
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in _CONFIG_KEYS:
+            if part.get(key):
+                return _planned(part[key], name, f"its config.json has {key} with")
+    return None
+
+
+def directory_format(directory: Path, name: str) -> str | None:
+    """Return the dtype of the quantised weights that a file beside a `config.json` declares; None for plain floats.
+
+    Raises:
+        InputError: The format can't be planned; the message names it.
+    """
+    from xcore.document import read_json
+
+    for file in _FILES:
+        path = directory / file
+        if path.is_file():
+            value = read_json(path)
+            value = value.get("quantization", value) if isinstance(value, dict) else value
+            if not _is_unquantised(value) and (found := _planned(value, name, f"its directory has {file} with")):
+                return found
+    return None
+
+
+def _planned(value: Any, name: str, where: str) -> str | None:
+    settings = value if isinstance(value, dict) else {}
+    groups = settings.get("config_groups")
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if groups else []
+    if isinstance(groups, dict) and all(isinstance(each, dict) for each in weights):
+        found = {_group_format(group) for group in groups.values()}
+        if len(found) == 1 and (only := found.pop()):
+            return only
+        raise _unplanned(name, f"{where} {_described(value)} and weights of several or unknown formats")
+    method = next((m for m in (settings.get("quant_algo"), settings.get("quant_method")) if isinstance(m, str)), "")
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    known = _ALGORITHMS.get(method.lower())
+    if known is None and settings.get("quant_algo") is None and settings.get("kv_cache_quant_algo"):
+        return None  # keys and values alone
+    if known is None or (known == "int4" and bits != 4):
+        raise _unplanned(name, f"{where} {_described(value)}{f' of {bits} bits' if known else ''}")
+    return known
+
+
+def _group_format(group: dict[str, Any]) -> str | None:
+    """Return the dtype of the weights of a group of compressed-tensors or ModelOpt; None if it is unknown."""
+    weights, inputs = group["weights"], group.get("input_activations")
+    bits, size = weights.get("num_bits"), weights.get("group_size")
+    if weights.get("type") == "float":
+        return "fp8" if bits == 8 else {16: "nvfp4", 32: "mxfp4"}.get(size) if bits == 4 else None
+    if weights.get("type") == "int":
+        return "int4" if bits == 4 else "int8" if bits == 8 and inputs else None
+    return None
+
+
+def _unplanned(name: str, evidence: str) -> InputError:
+    known = "fp8, int8 (weights and activations), int4 (AWQ, GPTQ, compressed-tensors), mxfp4 and nvfp4"
+    return InputError(
+        f"Model '{name}' is a quantised checkpoint whose cost is not known: {evidence}; known formats are {known}. "
+        "Plan the original model with --dtype instead."
+    )
+
+
 def refuse_quantised_config(config: dict[str, Any], name: str) -> None:
-    """Refuse a `config.json` that names a quantisation method that the loader doesn't implement.
+    """Refuse to load the weights of a `config.json` that names a quantisation method that the loader doesn't implement.
 
     Raises:
         InputError: Names the key and the method.
@@ -31,7 +119,7 @@ def refuse_quantised_config(config: dict[str, Any], name: str) -> None:
 
 
 def refuse_quantised_files(directory: Path, name: str) -> None:
-    """Refuse a directory with a quantisation file whose method the loader doesn't implement.
+    """Refuse to load the weights of a directory with a quantisation file whose method the loader doesn't implement.
 
     Raises:
         InputError: Names the file and the method.

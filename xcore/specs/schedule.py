@@ -13,7 +13,7 @@ from xcore.policies.control import Control
 from xcore.spec import Spec
 from xcore.specs.bound import BoundMeaning, BoundName
 from xcore.specs.cluster import MAX_DEVICES, ClusterSpec
-from xcore.specs.model import BYTES, ModelSpec
+from xcore.specs.model import BYTES, KV_DTYPES, ModelSpec
 from xcore.specs.schedule_versions import (
     DEGREES,
     VERSIONS,
@@ -120,9 +120,9 @@ class Schedule(Spec):
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
         if self.replicas > MAX_DEVICES:
             raise InputError(f"A schedule can't have {self.replicas:,} replicas: the maximum is {MAX_DEVICES:,}.")
-        for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
-            if dtype not in BYTES:
-                raise InputError(f"A schedule can't have {name} '{dtype}': use one of {', '.join(BYTES)}.")
+        for name, dtype, known in (("dtype", self.dtype, tuple(BYTES)), ("kv_dtype", self.kv_dtype, KV_DTYPES)):
+            if dtype not in known:
+                raise InputError(f"A schedule can't have {name} '{dtype}': use one of {', '.join(known)}.")
         for bound_s in (self.latency_bound_s, self.ttft_bound_s, self.tpot_bound_s):
             if bound_s is not None and not bound_s > 0:
                 raise InputError(f"A schedule can't have the bound of {bound_s} s: it must be above 0.")

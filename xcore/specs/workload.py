@@ -196,6 +196,11 @@ class Workload(Spec):
         """Return this workload without its request list, as a schedule file holds it."""
         return replace(self, requests=None)
 
+    @functools.cached_property
+    def mean_tokens(self) -> float:
+        """Return the mean of input and output tokens together."""
+        return self.input.mean + self.output.mean
+
     def with_outputs(self, outputs: LengthDistribution) -> "Workload":
         """Return this workload with other output lengths, without its request list."""
         return replace(self, output=outputs, p99_output=outputs.quantile(0.99), requests=None)

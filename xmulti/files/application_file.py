@@ -13,7 +13,6 @@ from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cost_table import CostTable, ModelCosts, read_cost_table
-from xcore.specs.model import BYTES
 from xcore.specs.workload import LengthDistribution
 from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
 from xmulti.files.models_file import ModelsFile, check_requests, check_units, profiles_by_model, workload_beside
@@ -278,7 +277,7 @@ def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
 def loading_s(setting: Setting, share: float = 1.0) -> float:
     """Return the seconds in which a device loads a share of a model's weights; on CPUs with the engine's start."""
     start_s = CPU_START_S if setting.cluster.is_cpu else 0.0
-    return start_s + share * setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
+    return start_s + share * setting.model.checkpoint_bytes(setting.profile.dtype) / LOAD_BYTES_S
 
 
 def loading_text(cpu: bool) -> str:

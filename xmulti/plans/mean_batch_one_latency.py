@@ -16,7 +16,7 @@ def mean_batch_one_latency(setting: Setting, requests: Sequence[RequestLengths])
     from xsimulator.cost.cost_model import CostModel
 
     model, cluster, profile = setting.model, setting.cluster, setting.profile
-    cost_model = CostModel(model, cluster, profile, setting.kv_dtype)
+    cost_model = CostModel(model, cluster, profile, setting.kv_dtype, tokens=setting.workload.mean_tokens)
     inputs, outputs = [request.input for request in requests], [request.output for request in requests]
     longest = max(request.input + request.output for request in requests)
     degrees = {tables.tp for tables in profile.degrees}

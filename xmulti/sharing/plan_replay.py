@@ -19,7 +19,7 @@ from xcore.policies.priority_sharing import PrioritySharing
 from xcore.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.iteration_profile import IterationProfile
-from xcore.specs.model import BYTES
+from xcore.specs.model import activation_bytes
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes, RequestTimesColumns
 from xcore.specs.schedule import Schedule
@@ -160,7 +160,7 @@ def loads_of(
 def _read_bytes(schedule: Schedule) -> float:
     """Return the bytes of weights that an iteration reads on each device: the head is not split."""
     spec, tp = schedule.model.spec, schedule.stages[0].tp
-    head = spec.vocab * spec.hidden * BYTES[schedule.dtype]
+    head = spec.vocab * spec.hidden * activation_bytes(schedule.dtype)
     return head + spec.layers * spec.layer_bytes(tp, schedule.dtype)
 
 

@@ -175,7 +175,9 @@ def _replica_cost(demand: ModelDemand, cluster: ClusterSpec, tp: int) -> "Replic
     from xsimulator.cost.cost_model import CostModel
 
     setting = demand.setting
-    return CostModel(setting.model, cluster, setting.profile, setting.kv_dtype).replica(_stages(demand, tp))
+    return CostModel(
+        setting.model, cluster, setting.profile, setting.kv_dtype, tokens=setting.workload.mean_tokens
+    ).replica(_stages(demand, tp))
 
 
 def planned_on(

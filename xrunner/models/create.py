@@ -8,7 +8,7 @@ from typing import Any
 
 from xcore.document import dumps
 from xcore.errors import InputError
-from xcore.specs.model import BYTES, Architecture, ModelSpec
+from xcore.specs.model import BYTES, ModelSpec
 from xrunner.models.families import FAMILIES
 from xrunner.models.generated_merges import generated_merges
 from xrunner.models.weights import RandomWeights, torch_dtype
@@ -29,7 +29,7 @@ _CHAT_TEMPLATE = """\
 
 def create_model(
     directory: str | Path,
-    arch: Architecture = "llama",
+    arch: str = "llama",
     layers: int = 8,
     hidden: int = 512,
     heads: int = 8,
@@ -84,7 +84,7 @@ def create_model(
 
 
 def _config(
-    arch: Architecture, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int
+    arch: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int
 ) -> dict[str, Any]:
     if min(layers, hidden, heads, kv_heads, ffn, context) < 1:
         raise InputError("Layers, hidden, heads, KV heads, FFN and context must all be at least 1.")

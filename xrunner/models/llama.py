@@ -15,8 +15,9 @@ from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.rotary import rotate_and_write
 from exegpt.kernels.swiglu import swiglu
+from xcore.architectures.llama_family import attention_window
 from xcore.errors import InputError
-from xcore.specs.model import ModelSpec, attention_window
+from xcore.specs.model import ModelSpec
 from xrunner.models.row_chunks import in_row_chunks
 from xrunner.models.shard import Shard
 from xrunner.models.weights import Weights, output_head

@@ -10,12 +10,12 @@ import torch
 from xcore.document import read_json
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec, read_config
-from xcore.specs.quantization import refuse_quantised_tensor
+from xcore.specs.quantization import refuse_quantised_config, refuse_quantised_files, refuse_quantised_tensor
 from xrunner.models import t5
 from xrunner.models.decoder import Model
 from xrunner.models.device import CPU, keep_memory
 from xrunner.models.encoder_decoder import EncoderDecoder
-from xrunner.models.families import FAMILIES
+from xrunner.models.families import family_of
 from xrunner.models.shard import WHOLE, Shard
 from xrunner.models.weights import RandomWeights, SafetensorsWeights, StoredTensor, Weights, stored_name, torch_dtype
 
@@ -43,7 +43,9 @@ def load_model(
     """
     config = _with_generation_config(Path(directory), read_config(directory))
     spec = ModelSpec.from_directory(directory)
-    for key, refused in FAMILIES[spec.architecture].unsupported(config, spec.name).items():
+    refuse_quantised_config(config, spec.name)
+    refuse_quantised_files(Path(directory), spec.name)
+    for key, refused in family_of(spec).unsupported(config, spec.name).items():
         if refused:
             raise InputError(f"Model '{spec.name}' has {key} = {config[key]!r}, which is not supported.")
     weights = SafetensorsWeights(directory, torch_dtype(dtype), device)
@@ -78,7 +80,7 @@ def _build(
     head: bool = True,
     encoder_layers: range | None = None,
 ) -> Model:
-    family = FAMILIES[spec.architecture]
+    family = family_of(spec)
     if weights.device == CPU:
         keep_memory()
     held = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
@@ -163,7 +165,7 @@ def check_tensors(spec: ModelSpec, weights: SafetensorsWeights) -> None:
     Raises:
         InputError: Names the tensor and its file.
     """
-    extras = [re.compile(pattern) for pattern in FAMILIES[spec.architecture].EXTRAS]
+    extras = [re.compile(pattern) for pattern in family_of(spec).EXTRAS]
     stored = [t for t in weights.stored() if not any(extra.fullmatch(t.name) for extra in extras)]
     read = _names_read(spec, weights)
     for tensor in stored:
@@ -174,7 +176,7 @@ def check_tensors(spec: ModelSpec, weights: SafetensorsWeights) -> None:
 
 
 def _names_read(spec: ModelSpec, weights: SafetensorsWeights) -> set[str]:
-    family = FAMILIES[spec.architecture]
+    family = family_of(spec)
     names = {*family.outer_shapes(spec), "lm_head.weight"}  # a tied model's head is read where it is stored
     for layer in range(max(spec.layers, spec.encoder_layers)):
         names.update(family.layer_shapes(spec, layer))

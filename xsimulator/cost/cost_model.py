@@ -34,6 +34,8 @@ class CostModel:
     """Whether to record the tables that are queried outside their grid."""
     memory: EngineMemory | None = None
     """Memory that the engine takes; None: that of the profile's engine."""
+    tokens: float = 0.0
+    """Mean tokens of a request, of which layers with windows keep a part; 0: they keep all."""
 
     @functools.cached_property
     def engine_memory(self) -> EngineMemory:
@@ -71,7 +73,8 @@ class ReplicaCost:
     @staticmethod
     def of(schedule: Schedule, profile: Profile) -> "ReplicaCost":
         """Return the cost on a schedule's stages."""
-        cost_model = CostModel(schedule.model.spec, schedule.cluster, profile, schedule.kv_dtype)
+        tokens = schedule.workload.mean_tokens
+        cost_model = CostModel(schedule.model.spec, schedule.cluster, profile, schedule.kv_dtype, tokens=tokens)
         return cost_model.replica(schedule.stages)
 
     def watched(self) -> "ReplicaCost":
@@ -123,7 +126,8 @@ class ReplicaCost:
         for stage, cost in zip(self.stages, self.stage_costs, strict=True):
             if (stage.phase, cost) not in kinds:
                 ends = (cost.first, cost.last and not (self.encoder_decoder and stage.phase == "encode"))
-                memory = device_memory(model, cluster, stage, *dtypes, ends, cost_model.engine_memory)
+                kept = model.kept_share(cost_model.tokens)
+                memory = device_memory(model, cluster, stage, *dtypes, ends, cost_model.engine_memory, kept)
                 kinds[stage.phase, cost] = (stage.phase, memory)
         places = {key: place for place, key in enumerate(kinds)}
         of_stages = (places[s.phase, c] for s, c in zip(self.stages, self.stage_costs, strict=True))

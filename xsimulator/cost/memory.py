@@ -71,10 +71,12 @@ def device_memory(
     kv_dtype: str,
     ends: tuple[bool, bool],
     engine: EngineMemory = DATA_SHEET,
+    kept: float = 1.0,
 ) -> DeviceMemory:
     """Return the memory of one device of a stage under an engine.
 
-    `ends`: whether the stage holds the embedding, and whether it holds the head.
+    `ends`: whether the stage holds the embedding, and whether it holds the head. `kept` is the share of a request's
+    tokens that the cache keeps, the mean over the layers.
     """
     start, stop = stage.decoder_layers or (0, 0)
     encoder_start, encoder_stop = stage.encoder_layers or (0, 0)
@@ -91,7 +93,7 @@ def device_memory(
     idle = StageMemory(
         weights,
         0.0,
-        BLOCK_SIZE * (stop - start) * model.kv_bytes(stage.tp, kv_dtype),
+        BLOCK_SIZE * (stop - start) * model.kv_bytes(stage.tp, kv_dtype) * kept,
         engine.usable_bytes(cluster),
         engine.held_bytes(stage.tp, stop - start + encoder_stop - encoder_start, cluster),
         cluster.memory_fraction if engine.of_rest else 1.0,
@@ -100,6 +102,9 @@ def device_memory(
     if engine.weights_alone:
         return DeviceMemory(idle, 0.0, 0.0, 0.0)
     width = 2 * model.hidden + (3 if model.gated else 2) * model.ffn / stage.tp
+    if model.experts:  # each token's rows for its experts, and their inner products
+        routed = model.experts.per_token * (2 * model.hidden + 3 * model.experts.ffn / stage.tp)
+        width = max(width, 2 * model.hidden + routed)
     # Every rank of a group samples from the whole vocabulary.
     sampled = model.vocab * (value + engine.logit_bytes) if last and engine.logit_bytes else 0.0
     return DeviceMemory(idle, width * value, model.hidden * value if sampled else 0.0, sampled)

@@ -25,6 +25,17 @@ from xcore.specs.builtin_models import HUB_IDS, builtin_config, builtin_model, s
         ("nvidia/Llama-3.1-Nemotron-70B-Instruct-HF", "llama-3.1-70b"),
         ("Qwen/Qwen3-32B", "qwen3-32b"),
         ("Qwen/Qwen2.5-3B-Instruct", "qwen2.5-3b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3"),
+        ("zai-org/GLM-4.5-Air", "glm-4.5-air"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", "llama-4-maverick"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("microsoft/phi-4", "phi-4"),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "mistral-small-3"),
+        ("zai-org/GLM-5.1", "glm-5"),
     ],
 )
 def test_suffixes_owners_and_derivatives_resolve(name, builtin):
@@ -68,20 +79,14 @@ def test_derivatives_differ_where_their_configs_do():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixture of experts"),
-        ("Qwen/Qwen3-30B-A3B", "mixture of experts"),
-        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", "mixture of experts"),
-        ("openai/gpt-oss-120b", "mixture of experts with sliding windows"),
-        ("deepseek-ai/DeepSeek-V3", "multi-head latent attention"),
-        ("deepseek-ai/DeepSeek-R1", "multi-head latent attention"),
-        ("moonshotai/Kimi-K2-Instruct", "multi-head latent attention"),
-        ("zai-org/GLM-4.5-Air", "mixture of experts"),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "mixture of experts with windows"),
-        ("MiniMaxAI/MiniMax-M2.5", "mixture of experts"),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", "mixture of experts whose sizes are not built in"),
+        ("deepseek-ai/DeepSeek-V2-Lite", "mixture of experts whose sizes"),
+        ("deepseek-ai/DeepSeek-V4-Pro", "compresses keys and values"),
         ("Qwen/Qwen3.5-27B", "linear-attention"),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", "state-space"),
-        ("google/gemma-3-27b-it", "sliding window"),
-        ("microsoft/phi-4", "phi3"),
+        ("google/gemma-4-31b-it", "other heads"),
+        ("google/gemma-3n-E4B-it", "sliding window"),
+        ("microsoft/phi-3-mini-4k-instruct", "pass a directory with its config.json"),
         ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "unequal sizes"),
         ("Qwen/Qwen2.5-VL-7B-Instruct", "vision"),
         ("gpt-4o", "closed"),
@@ -91,19 +96,6 @@ def test_what_is_not_supported_is_called_that(name, reason):
     with pytest.raises(InputError, match=f"^'{re.escape(name)}' is not supported: .*{reason}") as refused:
         builtin_model(name)
     assert "nearest" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("Qwen/Qwen3-32B-FP8", r"\(fp8\).*--model qwen3-32b and --dtype fp8"),
-        ("Qwen/Qwen2.5-72B-Instruct-AWQ", r"\(awq\).*--model qwen2.5-72b"),
-        ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "--model llama-3.1-8b"),
-    ],
-)
-def test_quantised_checkpoints_name_their_original(name, way):
-    with pytest.raises(InputError, match=way):
-        builtin_model(name)
 
 
 def test_only_names_that_are_really_close_are_offered():

@@ -142,7 +142,7 @@ def test_odd_sizes_biases_and_ties(tmp_path, arch, chunks):
 
 
 def test_a_mistral_without_a_window_in_its_config_has_4096():
-    from xcore.specs.model import attention_window
+    from xcore.architectures.llama_family import attention_window
 
     assert attention_window({"model_type": "mistral"}, 0) == 4096
     assert attention_window({"model_type": "mistral", "sliding_window": None}, 0) is None

@@ -2,16 +2,15 @@
 
 import json
 import shutil
-from typing import get_args
 
 import pytest
 import torch
 
 from xcore.errors import InputError
-from xcore.specs.model import Architecture, ModelSpec
+from xcore.specs.builtin_models import builtin_config
+from xcore.specs.model import ModelSpec
 from xrunner.models import load_model
 from xrunner.models.create import create_model
-from xrunner.models.families import FAMILIES
 from xrunner.models.weights import SafetensorsWeights
 
 from .conftest import ARCHITECTURES, SIZES
@@ -40,8 +39,12 @@ def test_transformers_reads_what_is_created(tmp_path, arch, shards):
     assert tokenizer.decode([299]) == "" and tokenizer.eos_token_id == 256
 
 
-def test_every_architecture_that_can_be_planned_for_can_be_run():
-    assert set(FAMILIES) == set(get_args(Architecture))
+def test_an_architecture_that_can_only_be_planned_for_says_so(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(builtin_config("mixtral-8x7b")))
+    with pytest.raises(
+        InputError, match="architecture mixtral, which exegpt plans for but doesn't run: those that run"
+    ):
+        load_model(tmp_path)
 
 
 def test_same_seed_same_model(tmp_path):

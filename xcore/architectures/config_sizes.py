@@ -1,0 +1,76 @@
+"""Config: a `config.json` whose sizes are checked on access."""
+
+import reprlib
+from dataclasses import dataclass
+from typing import Any
+
+from xcore.errors import InputError
+from xcore.specs.model import MAX_LAYERS, MAX_SIZE, checked_size
+
+LAYERS = "num_hidden_layers"
+
+
+@dataclass(frozen=True)
+class Config:
+    """A `config.json` whose sizes are checked on access, by the file's own names."""
+
+    values: dict[str, Any]
+    name: str
+
+    def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """Return the size of this name, or the default if it is missing or null; InputError without a default."""
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if key not in self.values:
+            raise InputError(f"The config of model '{self.name}' lacks the key '{key}'.")
+        return checked_size(value, f"The config of model '{self.name}' has {key}", most)
+
+    def layers(self, key: str, default: int | None = None) -> int:
+        """Return a number of layers."""
+        return self.size(key, default, MAX_LAYERS)
+
+    def head_size(self, hidden_key: str, heads_key: str, key: str | None = None) -> int:
+        """Return the size of a head: the value of `key` if the config has it, else the hidden size over the heads.
+
+        Raises:
+            InputError: The heads don't divide the hidden size.
+        """
+        if key is not None and self.values.get(key) is not None:
+            return self.size(key)
+        if key is not None and key not in self.values and self.values["model_type"] == "qwen3":
+            return 128  # transformers' default for this family
+        hidden, heads = self.size(hidden_key), self.size(heads_key)
+        if hidden % heads:
+            way_out = f"correct one of them{f', or add {key}' if key else ''}"
+            raise InputError(
+                f"The config of model '{self.name}' has {hidden_key} = {hidden} and {heads_key} = {heads}, which does "
+                f"not divide it: {way_out}."
+            )
+        return hidden // heads
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean; the default if it is missing or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            what = f"The config of model '{self.name}' has {key} = {reprlib.repr(value)}"
+            raise InputError(f"{what}: it must be true or false.")
+        return default if value is None else value
+
+    @property
+    def kind(self) -> str:
+        """Return the model's type."""
+        return str(self.values["model_type"])
+
+    def has(self, key: str) -> bool:
+        """Return whether a key is there and not null."""
+        return self.values.get(key) is not None
+
+
+def even(head_size: int, name: str) -> int:
+    """Return the head size, whose halves rotary embeddings rotate; InputError for an odd one."""
+    if head_size % 2:
+        raise InputError(
+            f"Model '{name}' has heads of size {head_size}: rotary embeddings need an even size; correct its config."
+        )
+    return head_size

@@ -1,0 +1,119 @@
+"""Seconds of a mixture-of-experts block: router, grouped products of the experts that a batch reads, shared expert."""
+
+import math
+from dataclasses import dataclass
+
+from xcore.specs.cluster import DeviceSpec
+from xcore.specs.experts import Experts
+from xcore.specs.model import BYTES, ModelSpec
+from xprofiler.roofline_device import RooflineDevice, arithmetic
+
+
+@dataclass(frozen=True)
+class GroupedProducts:
+    """What the kernels of a block of experts reach, from the choice of their rows to the sum of their results."""
+
+    start_s: float
+    flops_share: float
+    """Share of the peak rate."""
+    bandwidth_share: float
+    """Share of the peak bandwidth."""
+
+
+# vLLM's kernels on A100, H100 and B200 in the tables of aiconfigurator 0.12.0, with loads by power laws, fitted on a
+# fifth of the rows (`python -m benchmarks.grouped_products`). Medians of the errors of the other rows: 7 to 19 %.
+_AMPERE = {"bf16": GroupedProducts(30e-6, 0.35, 0.61), "int4": GroupedProducts(29e-6, 0.38, 0.57)}
+_HOPPER = {
+    "bf16": GroupedProducts(45e-6, 0.51, 0.78),
+    "fp8": GroupedProducts(41e-6, 0.27, 0.71),
+    "mxfp4": GroupedProducts(36e-6, 0.44, 0.55),
+    "int4": GroupedProducts(33e-6, 0.18, 0.55),
+}
+_BLACKWELL = {
+    "bf16": GroupedProducts(18e-6, 0.40, 0.73),
+    "fp8": GroupedProducts(28e-6, 0.17, 0.61),
+    "nvfp4": GroupedProducts(19e-6, 0.43, 0.62),
+    "mxfp4": GroupedProducts(19e-6, 0.19, 0.27),
+    "int4": GroupedProducts(37e-6, 0.08, 0.31),
+}
+_NEAREST = {"fp32": "bf16", "fp16": "bf16", "int8": "fp8", "nvfp4": "mxfp4", "fp8": "bf16", "mxfp4": "int4"}
+"""Dtype of the weights → that of the kernels whose shares stand for it where its own were not measured."""
+_VALUES = 2
+"""Bytes of a value between the products."""
+
+
+def grouped_products(spec: DeviceSpec, dtype: str) -> GroupedProducts:
+    """Return what the grouped products of experts with weights of a dtype reach on a device.
+
+    The shares are those of the newest measured generation whose number formats the device has.
+    """
+    if spec.kind == "cpu":
+        return GroupedProducts(0.0, spec.flops_fraction, spec.bandwidth_fraction)
+    measured = _BLACKWELL if spec.flops_s.get("fp4") else _HOPPER if spec.flops_s.get("fp8") else _AMPERE
+    while dtype not in measured:
+        dtype = _NEAREST[dtype]
+    return measured[dtype]
+
+
+@dataclass(frozen=True)
+class ExpertsRoofline:
+    """A model's blocks of experts on one of `tp` devices, which have a part of each expert, or whole experts."""
+
+    model: ModelSpec
+    experts: Experts
+    device: RooflineDevice
+    tp: int
+    products: GroupedProducts
+    flops_s: float
+    """The peak rate of the experts' arithmetic, at the engine's clock."""
+    weight_bytes: float
+    whole: bool
+    """Whether each device has whole experts."""
+
+    @staticmethod
+    def of(
+        model: ModelSpec, experts: Experts, device: RooflineDevice, tp: int, spec: DeviceSpec, dtype: str
+    ) -> "ExpertsRoofline":
+        """Return the blocks of a model whose experts have weights of a dtype."""
+        peak, whole = spec.flops_s[arithmetic(spec, dtype)] * device.engine.clock, model.whole_experts(tp, dtype)
+        return ExpertsRoofline(
+            model,
+            experts,
+            device,
+            tp,
+            grouped_products(spec, dtype),
+            peak,
+            BYTES[dtype],
+            whole,
+        )
+
+    def seconds(self, tokens: float) -> float:
+        """Return seconds of a block for a batch of `tokens` tokens.
+
+        The weights are read of the distinct experts that the batch chooses (`Experts.distinct`), and every token is
+        computed with its k experts.
+        """
+        model, experts, device = self.model, self.experts, self.device
+        seconds = device.product(experts.count, model.hidden, tokens) + self.grouped(tokens)
+        if experts.shared_ffn:
+            matrices = model.gated_matrices(experts.shared_ffn // self.tp)
+            seconds += sum(device.product(n, k, tokens) for n, k in matrices)
+            seconds += device.elementwise(tokens * (3 if model.gated else 2) * experts.shared_ffn / self.tp, 1)
+        return seconds
+
+    def grouped(self, tokens: float) -> float:
+        """Return seconds of the chosen experts, from the choice of their rows to the sum of their results.
+
+        With whole experts, these are the seconds of the device with the most rows.
+        """
+        experts, hidden = self.experts, self.model.hidden
+        width = experts.ffn if self.whole else experts.ffn // self.tp
+        rows, read = tokens * experts.per_token, experts.distinct(tokens)
+        if self.whole:
+            rows, read = rows * experts.fullest(tokens, self.tp) / self.tp, read / self.tp
+        weights = sum(n * k for n, k in self.model.gated_matrices(width))
+        computed = 2.0 * rows * weights / (self.products.flops_share * self.flops_s)
+        moved = read * weights * self.weight_bytes + rows * (4 * hidden + 3 * width) * _VALUES
+        return self.products.start_s + math.hypot(
+            computed, moved / (self.products.bandwidth_share * self.device.memory_bytes_s)
+        )
