@@ -1,6 +1,6 @@
 """Mixtures of experts: time per token by data sheet, beside what others measured under a fixed number of clients.
 
-Rows are those of aiconfigurator's `silicon_sample.csv` whose experts are split over the tensor-parallel group, and whose
+Rows are those of aiconfigurator's `silicon_sample.csv` whose experts are split over the tensor-parallel group and whose
 mean time to first token is below ten seconds: beyond, the server held fewer sequences than there were clients. The
 grouped products were fitted to tables of kernels (`benchmarks/grouped_products.py`); nothing is fitted to these rows.
 

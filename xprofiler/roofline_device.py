@@ -37,7 +37,7 @@ _DECODE_FRACTION = 0.88
 
 
 @dataclass(frozen=True)
-class Products:
+class ProductRates:
     """Matrix products with weights of one dtype."""
 
     flops_s: float
@@ -50,9 +50,9 @@ class Products:
 class RooflineDevice:
     """The speeds that kernels on one device and the links reach, in FLOP/s, bytes/s and seconds."""
 
-    weights: Products
+    weights: ProductRates
     """The layers' products, but those of experts."""
-    outer: Products
+    outer: ProductRates
     """The output head's product, in 16 bits where the layers' weights have fewer."""
     attention_flops_s: float
     bandwidth_bytes_s: float
@@ -74,7 +74,7 @@ class RooflineDevice:
         """Return the seconds of the output head's product."""
         return self._product(n, k, rows, self.outer)
 
-    def _product(self, n: int, k: int, rows: float, how: Products) -> float:
+    def _product(self, n: int, k: int, rows: float, how: ProductRates) -> float:
         moved = n * k * how.weight_bytes + rows * k * how.input_bytes + rows * n * self.activation_bytes
         return self.launches.product + math.hypot(2.0 * rows * n * k / how.flops_s, moved / self.bandwidth_bytes_s)
 
@@ -140,10 +140,10 @@ def arithmetic(spec: DeviceSpec, dtype: str) -> str:
     raise InputError(f"Device '{spec.kind}' has no rate for {dtype}: pass one of {known} as --dtype.")
 
 
-def _products(spec: DeviceSpec, dtype: str, engine: EngineSpec) -> Products:
+def _product_rates(spec: DeviceSpec, dtype: str, engine: EngineSpec) -> ProductRates:
     computed = arithmetic(spec, dtype)
     inputs = BYTES[dtype] if computed == ARITHMETIC.get(dtype, dtype) else activation_bytes(dtype)
-    return Products(spec.reached_flops_s(computed) * engine.clock, BYTES[dtype], inputs)
+    return ProductRates(spec.reached_flops_s(computed) * engine.clock, BYTES[dtype], inputs)
 
 
 def roofline_device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str, engine: EngineSpec) -> RooflineDevice:
@@ -160,8 +160,8 @@ def roofline_device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str,
     kv_rate = engine.kv8_rate if BYTES[kv_dtype] == 1 else 1.0
     share = spec.attention_fractions.get(both, spec.attention_fraction)
     return RooflineDevice(
-        weights=_products(spec, dtype, engine),
-        outer=_products(spec, outer, engine),
+        weights=_product_rates(spec, dtype, engine),
+        outer=_product_rates(spec, outer, engine),
         attention_flops_s=spec.flops_s[outer] * share * engine.clock,
         bandwidth_bytes_s=bandwidth,
         decode_bytes_s=(spec.bandwidth_bytes_s * _DECODE_FRACTION if on_gpu else bandwidth) * kv_rate,

@@ -1,0 +1,114 @@
+"""The data sheet's experts, latent attention and weights of few bits: limits, orders, and what others measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from xcore.errors import InputError
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xprofiler.roofline import roofline_profile
+from xprofiler.roofline_device import arithmetic
+
+H100 = parse_cluster("8xH100-SXM")
+A100 = parse_cluster("8xA100-80GB")
+
+
+def rest(model, dtype, tp, tokens, cluster=H100):
+    return roofline_profile(model, cluster, dtype, (tp,)).degree(tp).decoder.rest.at(tokens)
+
+
+def with_experts(model, **changes):
+    return replace(model, experts=replace(model.experts, **changes))
+
+
+def test_a_token_reads_its_own_experts_and_a_large_batch_all():
+    qwen, device = builtin_model("qwen3-235b-a22b"), H100.device
+    expert_bytes = 3 * qwen.hidden * qwen.experts.ffn
+    for tokens, read in ((1, 8), (4096, 128)):
+        least = read * expert_bytes / device.bandwidth_bytes_s
+        assert rest(qwen, "fp8", 1, tokens) > least
+    assert rest(qwen, "fp8", 1, 1) < 128 * expert_bytes / device.bandwidth_bytes_s  # a dense layer of all experts
+
+
+def test_it_is_no_dense_model_with_the_active_parameters():
+    """At 16 tokens most experts are read: several times what one token's experts have."""
+    qwen = builtin_model("qwen3-235b-a22b")
+    dense = replace(qwen, experts=None, ffn=qwen.experts.per_token * qwen.experts.ffn)
+    assert rest(qwen, "fp8", 1, 16) > 3 * rest(dense, "fp8", 1, 16)
+
+
+@pytest.mark.parametrize("name", ["qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "llama-4-maverick", "mixtral-8x7b"])
+def test_more_tokens_never_take_less_and_more_devices_never_more(name):
+    model = builtin_model(name)
+    dtype = "bf16" if name.startswith(("mixtral", "llama")) else model.dtype
+    times = [[rest(model, dtype, tp, tokens) for tokens in (1, 16, 256, 4096, 65536)] for tp in (1, 4)]
+    assert all(np.diff(row).min() >= 0 for row in times)
+    assert times[1][-1] < times[0][-1]
+
+
+def test_uneven_loads_read_less_but_fill_one_rank_more():
+    qwen = builtin_model("qwen3-30b-a3b")
+    even, uneven = (with_experts(qwen, skew=skew) for skew in (0.0, 1.2))
+    assert rest(uneven, "bf16", 1, 16) < rest(even, "bf16", 1, 16)
+    whole = [with_experts(model, whole=True) for model in (even, uneven)]
+    assert rest(whole[1], "bf16", 8, 8192) > rest(whole[0], "bf16", 8, 8192)
+    assert rest(whole[0], "bf16", 8, 8192) < rest(even, "bf16", 8, 8192)  # each moves the rows of its experts alone
+
+
+def test_parts_of_experts_keep_their_scales_together():
+    qwen = builtin_model("qwen3-235b-a22b")  # 1536 wide: eight parts have 192, no multiple of 128
+    assert not qwen.whole_experts(4, "fp8") and qwen.whole_experts(8, "fp8") and not qwen.whole_experts(8, "bf16")
+
+
+def test_latent_attention_reads_one_vector_for_all_heads():
+    deepseek, device = builtin_model("deepseek-v3"), parse_cluster("8xH200-SXM").device
+    profile = roofline_profile(deepseek, parse_cluster("8xH200-SXM"), "fp8", (1, 8))
+    one, eight = (profile.degree(tp).decoder.decode_attention.at(64, 8192) for tp in (1, 8))
+    read = 64 * 8191 * 576 * 2 / device.bandwidth_bytes_s
+    assert one > eight > read  # fewer heads compute less, but every device reads all of it
+    computed = 2 * 64 * 8192 * 128 * (2 * 512 + 64) / device.flops_s["bf16"]
+    assert one > max(read, computed)
+
+
+def test_sparse_attention_stops_growing_but_for_its_index():
+    glm = builtin_model("glm-5")
+    whole = replace(glm, latent=replace(glm.latent, index=None))
+    sparse, dense = (
+        roofline_profile(model, H100, "fp8", (8,)).degree(8).decoder.decode_attention for model in (glm, whole)
+    )
+    assert sparse.at(16, 1024) >= dense.at(16, 1024)
+    assert sparse.at(16, 32768) < 0.5 * dense.at(16, 32768)
+
+
+def test_weights_of_few_bits_are_converted_where_a_device_does_not_compute_in_them():
+    llama = builtin_model("llama-3.1-70b")
+    assert arithmetic(A100.device, "fp8") == arithmetic(A100.device, "int4") == "bf16"
+    assert arithmetic(H100.device, "fp8") == "fp8"
+    few, many = ([rest(llama, dtype, 8, tokens, A100) for dtype in ("int4", "bf16")] for tokens in (1, 8192))
+    assert few[0] < 0.6 * few[1]  # reads a quarter of the weights
+    assert many[0] == pytest.approx(many[1], rel=0.05)  # computes at the same rate
+    with pytest.raises(InputError, match="has no rate for fp32"):
+        roofline_profile(llama, replace(A100, device=replace(A100.device, flops_s={"fp16": 1e14})), "fp32", (8,))
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "engine", "tp", "most"),
+    [("minimax-m2.5", "h200_sxm", "vllm", 8, 0.15), ("gpt-oss-120b", "h200_sxm", "vllm", 2, 0.12)],
+)
+def test_time_per_token_is_near_what_was_measured(model, system, engine, tp, most):
+    pytest.importorskip("aiconfigurator_core", reason="aiconfigurator-core holds the measurements")
+    from benchmarks.silicon_experts import rows
+
+    for group, measured in rows().items():
+        if (group.model, group.system, group.engine, group.tp) == (model, system, engine, tp):
+            profile = group.profile()
+            errors = [
+                1e3
+                * group.tpot_s(profile, int(row["batch_size"]), (int(row["isl"]), int(row["osl"])))
+                / float(row["silicon_tpot_ms"])
+                - 1
+                for row in measured[::6]
+            ]
+            assert np.abs(errors).mean() < most
