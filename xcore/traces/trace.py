@@ -19,6 +19,7 @@ from xcore.rows import Moment, RowsFile, csv_table, jsonl_table, parquet_table
 from xcore.specs.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 from xcore.traces.arrival_unit import ArrivalUnit, in_seconds, rate_text, unit_of, unit_text
 from xcore.traces.prompt_identity import PromptIdentity
+from xcore.traces.synthetic_lengths import FORMS, synthetic_workload
 from xcore.traces.trace_identity import blocks_note, identity_of
 
 MAX_ROWS = 5_000_000
@@ -51,7 +52,7 @@ def parse_rate(text: str) -> float:
 def parse_workload(
     text: str, columns: dict[str, str] | None = None, rate: float | None = None, note: Note = silent
 ) -> Workload:
-    """Parse a task of the paper, fixed lengths (`2048/256`) or a trace file into a workload.
+    """Parse a task of the paper, lengths (fixed as in `2048/256`, or drawn) or a trace file into a workload.
 
     `rate` is in requests/s; see `read_trace` for `note`.
     """
@@ -64,11 +65,13 @@ def parse_workload(
         workload = Workload.fixed(int(fixed[1]), int(fixed[2]))
     elif form_of(text):
         workload = Workload.from_requests(Path(text).name, read_trace(text, columns, note))
+    elif drawn := synthetic_workload(text):
+        workload = drawn
     elif turned := re.fullmatch(r"(\d{1,9})\s*[^\w./]*x?\s*(\d{1,9})", text):
         raise InputError(f"'{text}' is not a workload: write fixed lengths as {turned[1]}/{turned[2]}.")
     else:
         raise InputError(
-            f"'{text}' is not a workload: write a task ({', '.join(TASKS)}), fixed lengths like 2048/256, or the "
+            f"'{text}' is not a workload: write a task ({', '.join(TASKS)}), lengths ({FORMS}), or the "
             f"path of a trace ({', '.join(SUFFIXES)}; decompress .gz files first)."
         )
     return workload if rate is None else replace(workload, arrival_rate=rate)
