@@ -15,7 +15,8 @@ import numpy as np
 from benchmarks.published import MOST_SEQUENCES, MOST_TOKENS
 from benchmarks.silicon import DATA
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.device_spec import DeviceSpec, LinkSpec
 from xcore.specs.engine_spec import find_engine
 from xcore.specs.request_times import RequestTimes, latencies
 from xcore.specs.workload import RequestLengths, Workload

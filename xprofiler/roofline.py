@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from xcore.errors import InputError
-from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.device_spec import DeviceSpec, LinkSpec
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec
 from xcore.specs.model import BYTES, ModelSpec, activation_bytes, usual_kv_dtype
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
@@ -238,7 +239,7 @@ def roofline_profile(
     """
     spec, kv_dtype = cluster.device, kv_dtype or usual_kv_dtype(dtype)
     if spec.flops_s.get(dtype, 0.0) <= 0 or spec.bandwidth_bytes_s <= 0:
-        known = ", ".join(spec.flops_s) or "none"
+        known = ", ".join(name for name in BYTES if name in spec.flops_s) or "none"
         raise InputError(f"Device '{spec.kind}' has no rate for {dtype}: pass one of {known} as --dtype.")
     device = _device(spec, cluster.intra, dtype, kv_dtype, engine)
     return Profile(

@@ -49,7 +49,10 @@ LIMITS = (
         "vllm", None, "the 99th percentile of the time to first token near saturation is wrong by a factor of up to 1.8"
     ),
     Limit(None, "L40S", "all-reduces depend on the board: one has 5.3 and 1.5 GB/s among 4 and 8 GPUs, not 18 and 17"),
-    Limit(None, "RTXPRO6000", "all-reduces depend on the board: one has 37, 27 and 22 GB/s among 2, 4 and 8, not 14.6"),
+    *(
+        Limit(None, kind, "all-reduces depend on the board: one has 37, 27 and 22 GB/s among 2, 4 and 8, not 14.6")
+        for kind in ("RTXPRO6000", "RTXPRO6000-Server")
+    ),
 )
 """Known limits, from one comparison with 34 published runs of vLLM 0.15 in an open loop.
 

@@ -8,6 +8,7 @@ from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.policies import TRAITS, runs
 from xcore.specs.cluster import ClusterSpec, is_stock
+from xcore.specs.device_sheets import SHEETS
 from xcore.specs.engine_spec import OWN_ENGINE
 
 if TYPE_CHECKING:
@@ -140,10 +141,21 @@ def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
     """Return sentences on the errors of rooflines under this engine of this device, by tensor-parallel degree.
 
     There are none for other profiles. The sentences cover only what was compared: one quantity, engine, device and kind
-    of load.
+    of load. The last one names figures that were taken over from other devices.
     """
     if profile.source != "roofline" or profile.device == "cpu":
         return ()
+    return (*_compared(profile, cluster), *_taken_over(cluster))
+
+
+def _taken_over(cluster: ClusterSpec) -> tuple[str, ...]:
+    """Return the sentence on the figures of a built-in device that were not measured on it; none if all were."""
+    texts = SHEETS[cluster.device.kind].not_compared if is_stock(cluster) else ()
+    return (f"not compared on {cluster.device.kind}: {'; '.join(texts)}",) if texts else ()
+
+
+def _compared(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
+    """Return the sentences on what was compared with measurements."""
     from xprofiler.roofline_errors import COMPARED
 
     engine, device = profile.provenance["engine"], profile.device
