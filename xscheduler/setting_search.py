@@ -114,7 +114,7 @@ def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
     """Return the cluster with as many devices of the next faster kind; None if there is none.
 
-    Of the compared kinds with more memory bandwidth and no less of anything else, the next kind has the least bandwidth.
+    The next kind has the least memory bandwidth of all measured kinds that have more, and no less of anything else.
     """
     device = cluster.device
     compared = [sheet.device for sheet in SHEETS.values() if not sheet.not_compared]

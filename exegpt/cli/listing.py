@@ -75,7 +75,9 @@ def _devices() -> list[dict[str, object]]:
             **{f"{dtype}_tflops": spec.flops_s.get(dtype, 0) / 1e12 or None for dtype in _RATES},
             "all_reduce_gb_s": round(cluster.intra.reached_bytes_s(8) / 1e9),
             "network_gb_s": round(cluster.inter.bandwidth_bytes_s / 1e9),
-            "not_compared": ", ".join(SHEETS[spec.kind].not_compared),
+            "shares_from": SHEETS[spec.kind].shares_from,
+            "links_from": SHEETS[spec.kind].links_from,
+            "sheet": SHEETS[spec.kind].checked,
         }
         for cluster in map(parse_cluster, (f"8x{kind}" for kind in KINDS))
         for spec in (cluster.device,)

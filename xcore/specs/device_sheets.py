@@ -112,13 +112,23 @@ class DeviceSheet:
     def not_compared(self) -> tuple[str, ...]:
         """Return which figures were not measured on this kind, each with its origin; empty if all were."""
         texts = []
-        if self.kind not in self.shares.measured_on.split(", "):
-            texts.append(f"the shares of its peak rates are those of {self.shares.measured_on}")
-        if self.kind not in self.link.measured_on.split(", "):
-            texts.append(f"bandwidth and latency of its links are derived from {self.link.measured_on}")
+        if self.shares_from:
+            texts.append(f"the shares of its peak rates are those of {self.shares_from}")
+        if self.links_from:
+            texts.append(f"bandwidth and latency of its links are derived from {self.links_from}")
         if self.checked == "memory":
             texts.append("its peak rates were not checked against a data sheet")
         return tuple(texts)
+
+    @property
+    def shares_from(self) -> str | None:
+        """Return the kinds from which its shares were taken over; None: they were measured on this kind."""
+        return None if self.kind in self.shares.measured_on.split(", ") else self.shares.measured_on
+
+    @property
+    def links_from(self) -> str | None:
+        """Return the kinds from which its links are derived; None: they were measured on this kind."""
+        return None if self.kind in self.link.measured_on.split(", ") else self.link.measured_on
 
 
 # Shares: medians over three engines' matrix products in the tables of aiconfigurator 0.12.0: those of at least 4096 in
