@@ -239,7 +239,7 @@ def roofline_profile(
     """
     spec, kv_dtype = cluster.device, kv_dtype or usual_kv_dtype(dtype)
     if spec.flops_s.get(dtype, 0.0) <= 0 or spec.bandwidth_bytes_s <= 0:
-        known = ", ".join(name for name in BYTES if name in spec.flops_s) or "none"
+        known = ", ".join(name for name in spec.flops_s if name in BYTES) or "none"
         raise InputError(f"Device '{spec.kind}' has no rate for {dtype}: pass one of {known} as --dtype.")
     device = _device(spec, cluster.intra, dtype, kv_dtype, engine)
     return Profile(
