@@ -131,13 +131,14 @@ class DeviceSheet:
         return None if self.kind in self.link.measured_on.split(", ") else self.link.measured_on
 
 
-# Shares: medians over three engines' matrix products in the tables of aiconfigurator 0.12.0: those of at least 4096 in
-# every size, and for bandwidth at most 16 rows by at least 0.25 GB of weights. There an 8-bit product includes the
-# quantisation of its input, which engines fuse into what comes before (static scales): the shares of H100, H200, B200
-# and L40S are without it, those of RTX PRO 6000 with it. B300, GB200 and GB300: B200's 8-bit share and shares of
-# attention, times the ratio of both systems' medians. Products in NVFP4 are with the quantisation. Attention:
-# TensorRT-LLM's kernels over prompts of 8,192 tokens and more. A40: 100 TFLOP/s and 600 GB/s, given with the ExeGPT
-# paper's cluster; its attention is the A100's. A100: also int8 (TensorRT-LLM's SmoothQuant).
+# Shares (`python -m benchmarks.device_shares`): medians over three engines' matrix products in the tables of
+# aiconfigurator 0.12.0: those of at least 4096 in every size, and for bandwidth at most 16 rows by at least 0.25 GB
+# of weights. There an 8-bit product includes the quantisation of its input, which engines fuse into what comes before
+# (static scales): the shares of H100, H200, B200 and L40S are without it, those of RTX PRO 6000 with it. B300, GB200
+# and GB300: B200's 8-bit share and shares of attention, times the ratio of both systems' medians. Products in NVFP4
+# are with the quantisation. Attention: TensorRT-LLM's kernels over prompts of 8,192 tokens and more. A40: 100 TFLOP/s
+# and 600 GB/s, given with the ExeGPT paper's cluster; its attention is the A100's. A100: also int8 (TensorRT-LLM's
+# SmoothQuant).
 _A40 = Shares("A40")
 _A100 = Shares("A100-40GB, A100-80GB", 0.84, 0.76, 0.87)
 _H100 = Shares("H100-SXM", 0.78, 0.84, 0.75, 0.54, 0.75)
@@ -145,9 +146,9 @@ _H200 = Shares("H200-SXM", 0.77, 0.83, 0.74, 0.54, 0.75)
 _L40S = Shares("L40S", 0.57, 0.83, 0.55, 0.40, 0.75)
 _RTX4090 = Shares("A40, L40S", attention=0.40)  # products as on A40, attention as on L40S
 _B200 = Shares("B200", 0.65, 0.78, 0.68, 0.50, 0.63, 0.44)
-_B300 = Shares("B300-SXM", 0.66, 0.81, 0.71, 0.58, 0.81, 0.30)
-_GB200 = Shares("GB200", 0.61, 0.80, 0.64, 0.50, 0.64, 0.41)
-_GB300 = Shares("GB300", 0.74, 0.79, 0.75, 0.61, 0.82, 0.31)
+_B300 = Shares("B300-SXM", 0.66, 0.81, 0.72, 0.58, 0.81, 0.30)
+_GB200 = Shares("GB200", 0.61, 0.80, 0.67, 0.50, 0.64, 0.41)
+_GB300 = Shares("GB300", 0.74, 0.79, 0.76, 0.61, 0.82, 0.31)
 _PRO = Shares("RTXPRO6000-Server", 0.85, 0.83, 0.74, 0.47, 0.92, 0.64)
 _PRO_BOOST = Shares("RTXPRO6000-Server", 0.79, 0.83, 0.69, 0.44, 0.85, 0.59)
 """The same measured rates as shares of the Workstation Edition's peaks."""
