@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from xcore.specs.cluster import DeviceSpec, parse_cluster
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.device_spec import DeviceSpec
 from xcore.specs.experts import Experts
 from xcore.specs.model import BYTES
 from xprofiler.aiconfigurator import SYSTEMS, systems_folder

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from benchmarks.silicon import DATA
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.device_spec import DeviceSpec, LinkSpec
 from xcore.specs.engine_memory import vllm_memory
 from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler.roofline import roofline_profile

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.specs.cluster import LinkSpec, parse_cluster
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.device_spec import LinkSpec
 from xprofiler.aiconfigurator import systems_folder
 from xprofiler.rings import PROTOCOLS, Protocol, ring_all_reduce_s
 

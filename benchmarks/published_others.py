@@ -1,7 +1,7 @@
 """Published measurements that no constant was fitted to, or looked at during the fit: beside predictions.
 
 TensorRT-LLM 0.14 at request rates, version 0.9's times to first token of one request alone, and vLLM 0.10 on eight
-MI300X, whose roofline has only its data sheet: the default shares, and the share of its links that NVLink 4 reaches.
+MI300X, whose roofline has only its data sheet.
 
     python -m benchmarks.published_others
 """
@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.published import MOST_SEQUENCES, MOST_TOKENS
 from benchmarks.silicon import DATA
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.engine_spec import find_engine
 from xcore.specs.request_times import RequestTimes, latencies
 from xcore.specs.workload import RequestLengths, Workload
@@ -33,10 +33,6 @@ MODELS = {
     "Mistral-7B": "mistral-7b-v0.3",
 }
 DEVICES = {"H100-SXM": "H100-SXM", "H200-SXM": "H200-SXM", "A100-80GB-SXM": "A100-80GB", "L40S": "L40S"}
-MI300X = DeviceSpec("MI300X", 192 * 2**30, 5.3e12, {"bf16": 1307.4e12, "fp8": 2614.9e12})
-"""AMD Instinct MI300X data sheet, 2023."""
-INFINITY_FABRIC = LinkSpec(0.65 * 448e9, 6e-6)
-"""Its seven links together; NVLink 4's share of 450 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ def first_tokens() -> Iterator[Difference]:
 
 def rocm() -> Iterator[Difference]:
     """vLLM on eight MI300X: maximum load, then whole batches."""
-    cluster = ClusterSpec("8xMI300X", 1, 8, MI300X, INFINITY_FABRIC, INFINITY_FABRIC)
+    cluster = parse_cluster("8xMI300X")
     for row in _rows("rocm_vllm_throughput.csv"):
         requests = [RequestLengths(int(row["isl"]), int(row["osl"]))] * int(row["requests"])
         _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm-0.11", requests, int(row["max_num_seqs"]))

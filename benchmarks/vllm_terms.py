@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from benchmarks.silicon import DATA, Aggregated, aggregated_rows, predict_aggregated
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import ClusterSpec, LinkSpec, parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.device_spec import LinkSpec
 from xcore.specs.engine_spec import NVLINK4_BYTES_S, NVLINK5_BYTES_S, EngineSpec, LinkWait, find_engine
 from xcore.specs.profile import Profile
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from xcore.specs.cluster import LinkSpec
+from xcore.specs.device_spec import LinkSpec
 from xcore.specs.profile import Table
 from xprofiler.links import Links, Reduce
 from xprofiler.recorder import Grid, Recorder

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from xcore.errors import InputError
 from xcore.spec import Spec
-from xcore.specs.cluster import ClusterSpec, DeviceSpec, local_cluster
+from xcore.specs.cluster import ClusterSpec, local_cluster
+from xcore.specs.device_spec import DeviceSpec
 from xcore.usable_cpus import usable_cpus
 from xprofiler.timing import timed
 

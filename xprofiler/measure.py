@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from exegpt.kernels.kv_write import kv_write
-from xcore.specs.cluster import LinkSpec, local_cluster
+from xcore.specs.cluster import local_cluster
+from xcore.specs.device_spec import LinkSpec
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xcore.specs.schedule import BLOCK_SIZE

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from xcore import document
-from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.device_spec import DeviceSpec, LinkSpec
 from xprofiler import machine
 from xrunner.comm.ranks import Ranks
 from xrunner.models.device import CPU

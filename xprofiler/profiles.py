@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from xcore.duration import duration_text, parse_delay
 from xcore.errors import InputError
-from xcore.specs.cluster import ClusterSpec, device_kind
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.device_names import device_kind
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule

@@ -14,7 +14,8 @@ import itertools
 from collections.abc import Callable
 
 from xcore.errors import InputError
-from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.device_spec import DeviceSpec, LinkSpec
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec
 from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table

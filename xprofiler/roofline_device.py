@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from xcore.errors import InputError
-from xcore.specs.cluster import DeviceSpec, LinkSpec
+from xcore.specs.device_spec import DeviceSpec, LinkSpec
 from xcore.specs.engine_spec import EngineSpec
 from xcore.specs.model import ARITHMETIC, BYTES, activation_bytes
 from xprofiler.rings import ring_all_gather_s, ring_all_reduce_s
@@ -119,7 +119,7 @@ def half_dtype(spec: DeviceSpec) -> str:
     for half in ("bf16", "fp16"):
         if spec.flops_s.get(half):
             return half
-    known = ", ".join(spec.flops_s) or "none"
+    known = ", ".join(name for name in spec.flops_s if name in BYTES) or "none"
     raise InputError(f"Device '{spec.kind}' has no rate in 16 bits: pass one of {known} as --dtype.")
 
 
@@ -136,7 +136,7 @@ def arithmetic(spec: DeviceSpec, dtype: str) -> str:
         return native
     if BYTES[dtype] < 2:
         return half_dtype(spec)
-    known = ", ".join(spec.flops_s) or "none"
+    known = ", ".join(name for name in spec.flops_s if name in BYTES) or "none"
     raise InputError(f"Device '{spec.kind}' has no rate for {dtype}: pass one of {known} as --dtype.")
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from xcore.specs.cluster import DeviceSpec
+from xcore.specs.device_spec import DeviceSpec
 from xcore.specs.experts import Experts
 from xcore.specs.model import BYTES, ModelSpec
 from xprofiler.roofline_device import RooflineDevice, arithmetic
@@ -33,7 +33,7 @@ _BLACKWELL = {
     "bf16": GroupedProducts(18e-6, 0.40, 0.73),
     "fp8": GroupedProducts(28e-6, 0.17, 0.61),
     "nvfp4": GroupedProducts(19e-6, 0.43, 0.62),
-    "mxfp4": GroupedProducts(19e-6, 0.19, 0.27),
+    "mxfp4": GroupedProducts(33e-6, 0.24, 0.54),  # with activations in 8 bits
     "int4": GroupedProducts(37e-6, 0.08, 0.31),
 }
 _NEAREST = {"fp32": "bf16", "fp16": "bf16", "int8": "fp8", "nvfp4": "mxfp4", "fp8": "bf16", "mxfp4": "int4"}

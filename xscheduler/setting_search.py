@@ -9,9 +9,11 @@ from xcore.console.series import Series
 from xcore.duration import duration_text, format_duration
 from xcore.policies import TRAITS, runs
 from xcore.specs.bound import BoundMeaning
-from xcore.specs.cluster import KINDS, ClusterSpec, device_kind, parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.deployment import Deployment
+from xcore.specs.device_sheets import SHEETS
 from xcore.specs.engine_spec import engine_of
+from xcore.specs.model import BYTES
 from xprofiler.rooflines import like
 from xscheduler.settings import Setting
 
@@ -112,11 +114,18 @@ def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
     """Return the cluster with as many devices of the next faster kind; None if there is none.
 
-    Of the kinds with more memory bandwidth, the next kind has the least.
+    The next kind has the least memory bandwidth of all measured kinds that have more, and no less of anything else.
     """
     device = cluster.device
-    better = [spec for spec in map(device_kind, KINDS) if spec.bandwidth_bytes_s > device.bandwidth_bytes_s]
-    if not better or device.kind not in KINDS:
+    compared = [sheet.device for sheet in SHEETS.values() if not sheet.not_compared]
+    better = [
+        spec
+        for spec in compared
+        if spec.bandwidth_bytes_s > device.bandwidth_bytes_s
+        and spec.shown_bytes >= device.shown_bytes
+        and all(spec.flops_s.get(dtype, 0.0) >= rate for dtype, rate in device.flops_s.items() if dtype in BYTES)
+    ]
+    if not better or device.kind not in SHEETS:
         return None
     kind = min(better, key=lambda spec: spec.bandwidth_bytes_s).kind
     nodes = f"{cluster.nodes}x" if cluster.nodes > 1 else ""

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.kernels.case import Case, Make
 from xcore.errors import InputError
-from xcore.specs.cluster import device_kind
+from xcore.specs.device_names import device_kind
 from xprofiler import machine
 
 _RUNS = 21

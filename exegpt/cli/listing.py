@@ -59,17 +59,25 @@ def _models() -> list[dict[str, object]]:
     return rows
 
 
+_RATES = ("fp16", "bf16", "fp32", "fp8", "fp4", "int8")
+"""Dtypes whose rates a device's row has."""
+
+
 def _devices() -> list[dict[str, object]]:
-    from xcore.specs.cluster import KINDS, parse_cluster
+    from xcore.specs.cluster import parse_cluster
+    from xcore.specs.device_sheets import KINDS, SHEETS
 
     return [
         {
             "kind": spec.kind,
             "memory_gib": round(spec.memory_bytes / 2**30),
             "bandwidth_gb_s": round(spec.bandwidth_bytes_s / 1e9),
-            **{f"{dtype}_tflops": spec.flops_s.get(dtype, 0) / 1e12 or None for dtype in ("fp16", "fp32", "fp8")},
+            **{f"{dtype}_tflops": spec.flops_s.get(dtype, 0) / 1e12 or None for dtype in _RATES},
             "all_reduce_gb_s": round(cluster.intra.reached_bytes_s(8) / 1e9),
             "network_gb_s": round(cluster.inter.bandwidth_bytes_s / 1e9),
+            "shares_from": SHEETS[spec.kind].shares_from,
+            "links_from": SHEETS[spec.kind].links_from,
+            "sheet": SHEETS[spec.kind].checked,
         }
         for cluster in map(parse_cluster, (f"8x{kind}" for kind in KINDS))
         for spec in (cluster.device,)

@@ -90,7 +90,8 @@ def _cluster_yaml(file: Path) -> str:
 def _cluster(file: Path) -> "Shown":
     from xcore.console import output
     from xcore.document import to_dict
-    from xcore.specs.cluster import parse_cluster
+    from xcore.specs.cluster import is_stock, parse_cluster
+    from xcore.specs.device_sheets import SHEETS
 
     cluster = parse_cluster(str(file))
     device, links = cluster.device, {"link in a node": cluster.intra, "link between nodes": cluster.inter}
@@ -110,6 +111,7 @@ def _cluster(file: Path) -> "Shown":
             f"ring of {devices}": f"{figure_text(rate / 1e9)} GB/s per device"
             for devices, rate in cluster.intra.ring_bytes_s
         },
+        **({"not compared": "; ".join(SHEETS[device.kind].not_compared) or "–"} if is_stock(cluster) else {}),
     }
     return to_dict(cluster), lambda: output.table(("cluster", ""), [[*row] for row in rows.items()], cluster.name)
 

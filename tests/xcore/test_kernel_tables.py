@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from xcore.specs.builtin_models import HUB_IDS, builtin_model
-from xcore.specs.cluster import KINDS
+from xcore.specs.device_sheets import KINDS
 from xcore.specs.engine_spec import ENGINES
 from xprofiler import aiconfigurator
 from xprofiler.heads import table_for

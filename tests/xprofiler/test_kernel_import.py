@@ -9,7 +9,8 @@ import pytest
 
 from tests.exegpt.cli.conftest import run_command
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import LinkSpec, parse_cluster
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.device_spec import LinkSpec
 from xcore.specs.engine_spec import find_engine
 from xprofiler.aiconfigurator import systems_folder
 from xprofiler.kernel_import import INSTALL, kernel_import

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from xcore.document import from_dict, to_dict
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.device_spec import DeviceSpec, LinkSpec
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec, LinkWait, find_engine
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile

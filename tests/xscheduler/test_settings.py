@@ -135,8 +135,8 @@ def test_weights_in_8_bits_leave_keys_and_values_in_16():
     ("engine", "share", "text"),
     [
         (None, 0.92, "memory: 92% of the 79.19 GiB of H100-SXM, vllm's default"),
-        ("tensorrt-llm", 0.9, "memory: 90% of the 80 GiB of H100-SXM, after the weights, tensorrt-llm's default"),
-        ("paper", 0.9, "memory: 90% of the 80 GiB of H100-SXM, the default"),
+        ("tensorrt-llm", 0.9, "memory: 90% of the 79.65 GiB of H100-SXM, after the weights, tensorrt-llm's default"),
+        ("paper", 0.9, "memory: 90% of the 79.65 GiB of H100-SXM, the default"),
     ],
 )
 def test_the_share_of_the_memory_is_the_engines_unless_it_is_typed(engine, share, text):

@@ -23,7 +23,7 @@ class EngineMemory(Spec):
     Otherwise they get all that remains of the share.
     """
     data_sheet: bool = False
-    """Whether the share is of the data sheet's memory, not of the memory that CUDA reports."""
+    """Whether the share is of `memory_bytes`, what nvidia-smi counts, not of the memory that CUDA reports."""
     weights_alone: bool = False
     """Whether the share holds only weights, keys and values; everything else is in the rest of the memory."""
     base_bytes: float = 2.0**28

@@ -9,7 +9,7 @@ from typing import Any
 
 from xcore.errors import InputError
 from xcore.spec import Spec
-from xcore.specs.cluster import at_degree
+from xcore.specs.device_spec import at_degree
 from xcore.specs.engine_memory import (
     DATA_SHEET,
     OWN_ON_CPU,

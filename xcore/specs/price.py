@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from xcore.errors import InputError
-from xcore.specs.cluster import ClusterSpec, device_kind
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.device_names import device_kind
 
 Prices = dict[str, float]
 """Device kind → price of one device for an hour."""

@@ -12,7 +12,8 @@ from xcore.policies import Traits, traits_of
 from xcore.policies.control import Control
 from xcore.spec import Spec
 from xcore.specs.bound import BoundMeaning, BoundName
-from xcore.specs.cluster import MAX_DEVICES, ClusterSpec
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.device_spec import MAX_DEVICES
 from xcore.specs.model import BYTES, KV_DTYPES, ModelSpec
 from xcore.specs.schedule_versions import (
     DEGREES,

@@ -302,6 +302,17 @@ def test_what_is_built_in_is_listed(exegpt, what):
     assert str(next(iter(rows[-1].values()))) in exegpt("list", what).out
 
 
+def test_the_list_of_devices_names_the_origin_of_what_was_not_measured(exegpt):
+    rows = {row["kind"]: row for row in exegpt("list", "devices", "--json").json["devices"]}
+    assert (rows["H20"]["shares_from"], rows["H20"]["sheet"]) == ("H100-SXM", "corroborated")
+    assert (rows["H100-SXM"]["shares_from"], rows["H100-SXM"]["links_from"]) == (None, None)
+    assert (rows["B200"]["fp4_tflops"], rows["T4"]["bf16_tflops"], rows["V100-16GB-SXM"]["int8_tflops"]) == (
+        9000,
+        None,
+        None,
+    )
+
+
 @pytest.mark.parametrize(
     ("arrival_s", "since", "ttft_s", "latency_s"), [(0, "start", 1, 3), (0.5, "arrival", 1.5, 3.5)]
 )

@@ -4,6 +4,7 @@ import pytest
 
 from tests.exegpt.cli.conftest import run_command
 from tests.exegpt.cli.test_bad_inputs import check_refused
+from xcore.specs.device_sheets import KINDS, SHEETS
 from xprofiler.roofline_errors import COMPARED
 
 LLAMA = ("--model", "llama-3.1-8b", "--cluster", "2xH100-SXM", "--workload", "512/64")
@@ -78,6 +79,24 @@ def test_an_engine_or_a_device_that_was_never_compared_has_a_note(tmp_path):
     other.write_text("kind: H100-SXM\nnodes: 1\ndevices_per_node: 2\nintra: {bandwidth_bytes_s: 2.0e+10}\n")
     _, accuracy = notes("simulate", *LLAMA[:2], *LLAMA[4:], "--cluster", other, "--max-num-seqs", 8)
     assert accuracy.endswith("this cluster has another device or link")
+
+
+QUICK = ("T4", "H20", "MI300X", "GB300")
+"""Kinds of four generations, in every run of the tests."""
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_every_device_answers_and_says_what_was_not_measured_on_it(kind):
+    question = ("-m", "opt-1.3b", "-c", f"2x{kind.lower()}", "-w", "128/32", "--json")
+    done = run_command("simulate", *question, "--max-num-seqs", 8, "--tp-degree", 2)
+    assert done.code == 0 and done.json["throughput_tok_s"] > 100, done.err
+    said = [text for text in done.json["assumptions"] if text.startswith("not compared on")]
+    texts = SHEETS[kind].not_compared
+    assert said == ([f"not compared on {kind}: {'; '.join(texts)}"] if texts else [])
+    tuned = run_command("tune", "-l", "inf", "--policy", "chunked", "--no-advice", *question)
+    assert tuned.code == 0 and set(said) <= set(tuned.json["assumptions"]), tuned.err
 
 
 @pytest.mark.parametrize(("device", "limits"), [("A100-80GB", 3), ("H100-SXM", 2)])

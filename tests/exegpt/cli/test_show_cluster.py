@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from xcore.specs.cluster import KINDS, parse_cluster
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.device_sheets import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from xcore.errors import InputError
-from xcore.specs.cluster import KINDS, parse_cluster
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.device_sheets import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,6 +51,17 @@ def test_others_are_refused(text, message):
         ("1xA800", "1xA800-80GB"),
         ("2xRTX-4090", "2xRTX4090"),
         ("2xRTX-PRO-6000", "2xRTXPRO6000"),
+        ("2xNVIDIA RTX PRO 6000 Blackwell Server Edition", "2xRTXPRO6000-Server"),
+        ("8x4090", "8xRTX4090"),
+        ("1xa100-80g", "1xA100-80GB"),
+        ("1xNVIDIA-A100-PCIE-40GB", "1xA100-40GB-PCIe"),
+        ("2xTesla-V100-SXM2-32GB", "2xV100-32GB-SXM"),
+        ("8xh100-pcie", "8xH100-PCIe"),
+        ("8xB200-SXM", "8xB200"),
+        ("4xGB200-NVL72", "4xGB200"),
+        ("1xGH200-480GB", "1xGH200-96GB"),
+        ("8xMI300", "8xMI300X"),
+        ("8xAMD_Instinct_MI355X_OAM", "8xMI355X"),
     ],
 )
 def test_names_that_fit_one_kind_resolve(text, name):
@@ -60,12 +72,14 @@ def test_names_that_fit_one_kind_resolve(text, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1xA100", "^'A100' is ambiguous: write A100-40GB or A100-80GB.$"),
-        ("8xH100-PCIe", "no device kind 'H100-PCIe'"),  # another device than the SXM
-        ("1xA10", "no device kind 'A10'"),
+        ("1xA100", "^'A100' is ambiguous: write A100-40GB or A100-80GB or A100-40GB-PCIe or A100-80GB-PCIe.$"),
+        ("1xA100-PCIe", "write A100-40GB-PCIe or A100-80GB-PCIe.$"),
+        ("1xV100", "write V100-16GB-SXM or V100-32GB-SXM.$"),
+        ("8xH20-141GB", "no device kind 'H20-141GB'"),  # another device than the one of 96 GB
+        ("1xA1", "no device kind 'A1'"),
         ("1xRTX", "no device kind 'RTX'"),
         ("H100x8", "write DEVICESxKIND, 8xH100-SXM"),
-        ("A100:4", "4xA100-40GB or 4xA100-80GB"),
+        ("A100-SXM:4", "write DEVICESxKIND, 4xA100-40GB or 4xA100-80GB.$"),
         ("h200", "write DEVICESxKIND, 1xH200-SXM"),
     ],
 )
@@ -232,7 +246,8 @@ def test_the_papers_a40_is_as_the_specification_gives_it():
 def test_what_is_reached_is_less_than_promised_and_8_bits_are_faster(kind):
     device = parse_cluster(f"1x{kind}").device
     for dtype, peak in device.flops_s.items():
-        assert 0.4 * peak < device.reached_flops_s(dtype) < 0.9 * peak
+        least = 0.25 if dtype == "fp4" else 0.4  # measured with the quantisation of the input
+        assert least * peak < device.reached_flops_s(dtype) < 0.9 * peak
     if "fp8" in device.flops_s:
         assert device.flops_s["fp8"] == pytest.approx(2 * device.flops_s["bf16"], rel=0.02)
         assert device.reached_flops_s("fp8") > 1.2 * device.reached_flops_s("bf16")

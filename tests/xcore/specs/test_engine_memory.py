@@ -7,7 +7,9 @@ import pytest
 from xcore.document import from_dict, to_dict
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import KINDS, device_kind, parse_cluster
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.device_names import device_kind
+from xcore.specs.device_sheets import KINDS
 from xcore.specs.engine_memory import (
     DATA_SHEET,
     OWN_ON_CPU,
@@ -92,8 +94,8 @@ def test_a_share_of_the_rest_goes_to_keys_and_values():
     assert memory.share(memory.blocks) <= 1 < memory.share(memory.blocks + 1)
 
 
-def test_the_data_sheets_memory_is_the_papers():
-    assert DATA_SHEET.usable_bytes(parse_cluster("1xA40", 1.0)) == 48 * GIB
+def test_the_memory_that_is_counted_is_more_than_cuda_reports():
+    assert DATA_SHEET.usable_bytes(parse_cluster("1xA40", 1.0)) == 46068 * 2**20
     assert VLLM.usable_bytes(parse_cluster("1xA40", 1.0)) == pytest.approx(44.4 * GIB)
 
 
