@@ -226,8 +226,10 @@ def test_a_profile_survives_the_way_through_json(profile):
 
 
 def test_a_dtype_that_the_device_lacks_is_refused_with_those_it_has():
-    with pytest.raises(InputError, match=r"'A40' has no rate for fp8: pass one of fp16, bf16, fp32"):
-        roofline_profile(OPT_13B, parse_cluster("4xA40"), "fp8")
+    cluster = parse_cluster("4xA40")
+    half = replace(cluster.device, flops_s={"fp16": 1e14, "int8": 2e14, "fp4": 4e14})
+    with pytest.raises(InputError, match=r"'A40' has no rate for fp32: pass one of fp16, int8 as --dtype"):
+        roofline_profile(OPT_13B, replace(cluster, device=half), "fp32")
 
 
 def test_an_unprofiled_degree_is_refused(profile):

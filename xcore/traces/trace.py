@@ -18,8 +18,8 @@ from xcore.quantity import figure_text
 from xcore.rows import Moment, RowsFile, csv_table, jsonl_table, parquet_table
 from xcore.specs.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 from xcore.traces.arrival_unit import ArrivalUnit, in_seconds, rate_text, unit_of, unit_text
+from xcore.traces.drawn_lengths import FORMS, synthetic_workload
 from xcore.traces.prompt_identity import PromptIdentity
-from xcore.traces.synthetic_lengths import FORMS, synthetic_workload
 from xcore.traces.trace_identity import blocks_note, identity_of
 
 MAX_ROWS = 5_000_000

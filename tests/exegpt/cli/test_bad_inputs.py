@@ -22,7 +22,7 @@ def check_refused(done, message):
     ("arguments", "message"),
     [
         ("tune -l 5s --model opt-14b", "'opt-14b': the nearest are opt-13b"),
-        ("tune -l 5s --model mixtral-8x7b", "'mixtral-8x7b'"),
+        ("tune -l 5s --model jamba-1.5-mini", "'jamba-1.5-mini'"),
         ("tune -l 5s --workload X", "'X'"),
         ("tune -l 5s --workload 0/5", "'0/5'"),
         ("tune -l 5s --workload gone.csv", r"'gone\.csv'"),
@@ -202,7 +202,7 @@ def test_model_directories(exegpt, tiny, tmp_path):
     assert re.search(r"exegpt: .*safetensors.*\.$", done.err.strip().splitlines()[-1])
     config = json.loads((torn / "config.json").read_text())
     for changes, message in (
-        ({"model_type": "mixtral"}, "'mixtral', which is not supported"),
+        ({"model_type": "jamba"}, "'jamba', which is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"hidden_size": "wide"}, "hidden_size = 'wide'"),
     ):

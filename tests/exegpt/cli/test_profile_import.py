@@ -51,7 +51,11 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
         ("samullm . -m opt-13b", "leave --model out"),
         ("samullm .", "There is no cost table 'periter_cost_points.csv'"),
         ("aiconfigurator -m opt-13b", "--system: one of a100_sxm"),
-        ("aiconfigurator -m opt-13b --system h100_sxm --dtype int4", "--dtype 'int4' is not known: use one of fp32"),
+        ("aiconfigurator -m opt-13b --system h100_sxm --dtype int3", "--dtype 'int3' is not known: use one of fp32"),
+        (
+            "aiconfigurator -m opt-13b --system h100_sxm --dtype int4",
+            "no matrix products in int4: use one of bf16",
+        ),
         ("aiconfigurator -m opt-13b --system h1", "no system 'h1'"),
         ("aiconfigurator -m opt-14b --system h100_sxm", "'opt-14b'"),
         ("aiconfigurator -m opt-13b --system h100_sxm --overhead 3", "'3' is not a duration"),

@@ -258,8 +258,6 @@ def test_quantisation_files_are_refused(tmp_path, file, content, words):
     former = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(former | content))
     assert_refused(tmp_path / "m", "a quantised checkpoint", *words)
-    with pytest.raises(InputError, match="a quantised checkpoint"):  # the planner too
-        ModelSpec.from_directory(tmp_path / "m")
 
 
 @pytest.mark.parametrize(
