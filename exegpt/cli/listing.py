@@ -50,6 +50,8 @@ def _models() -> list[dict[str, object]]:
                 "name": name,
                 "architecture": spec.architecture,
                 "parameters": spec.parameters,
+                "active": spec.active_parameters,
+                "dtype": spec.dtype,
                 "layers": layers,
                 "hidden": spec.hidden,
                 "context": spec.longest_request,
