@@ -36,6 +36,10 @@ EXHAUSTIVE_POINTS = 60_000
 """Default size of the largest space that is searched exhaustively: some twenty seconds."""
 
 
+QUICK_POINTS = 10_000
+"""The same with `--quick`."""
+
+
 @dataclass(frozen=True)
 class SearchCostRow:
     """One search of one space."""
