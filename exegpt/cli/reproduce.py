@@ -103,6 +103,18 @@ def table6(options: ReproduceOptions) -> None:
     _show("table6", experiments.table6(), options)
 
 
+@app.command(short_help="Table 7: variance of stage times.")
+@command
+def table7(options: ReproduceOptions) -> None:
+    """Replay OPT-13B at the paper's own schedules, and compare how much encoding and decoding times vary.
+
+    Example: exegpt reproduce table7 --quick
+    """
+    from exegpt.reproduction import experiments
+
+    _show("table7", experiments.table7(), options)
+
+
 @app.command(short_help="Figure 6: gains of small to mid-sized models.")
 @command
 def figure6(options: GainsOptions) -> None:

@@ -64,6 +64,13 @@ def table6() -> Experiment:
     return Experiment(_shown(table.reproduce, table.sections), table.QUICK)
 
 
+def table7() -> Experiment:
+    """Return the variance of stage times."""
+    from exegpt.reproduction import table7 as table
+
+    return Experiment(_shown(table.reproduce, table.sections), table.QUICK)
+
+
 def gains(figures: tuple[str, ...], model: str | None = None, workload: str | None = None) -> Experiment:
     """Return figure 6, figure 8 or both, of all models and tasks or of one."""
     from exegpt.reproduction import gains as figure
@@ -152,6 +159,7 @@ def seallm(sweeps: bool = False) -> Experiment:
 EXEGPT: dict[str, Callable[[], Experiment]] = {
     "table5": table5,
     "table6": table6,
+    "table7": table7,
     "figure6": lambda: gains(("figure6",)),
     "figure8": lambda: gains(("figure8",)),
     "figure9": figure9,
