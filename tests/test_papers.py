@@ -31,12 +31,21 @@ edges:
     + "".join(f"{20 + n % 7},{4 + n % 5},{n / 50},react,{n // 2},{('think', 'answer')[n % 2]},5\n" for n in range(40)),
 }
 RUNS = [
-    {"application": "react", "run": str(run), "unit": unit, "prompt_ids": [7 + run] * 20, "max_output": 4 + run % 5}
+    {
+        "id": f"{run}-{unit}",
+        "application": "react",
+        "run": str(run),
+        "unit": unit,
+        "prompt_ids": [7 + run] * 20,
+        "max_output": 4 + run % 5,
+    }
     for run in range(6)
     for unit in ("think", "answer")
 ]
 LINES = {
-    "requests.jsonl": [{"prompt_ids": [5 + n] * (8 + n), "max_output": 4 + n, "ignore_eos": True} for n in range(12)],
+    "requests.jsonl": [
+        {"id": str(n), "prompt_ids": [5 + n] * (8 + n), "max_output": 4 + n, "ignore_eos": True} for n in range(12)
+    ],
     "calls-of-runs.jsonl": RUNS,
     "prompts.jsonl": [{"prompt": f"say {n} " * (1 + n % 9), "output_tokens": 5 + n % 40} for n in range(300)],
     "calls.jsonl": [

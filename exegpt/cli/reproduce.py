@@ -125,6 +125,18 @@ def figure6(options: GainsOptions) -> None:
     _gains("figure6", options)
 
 
+@app.command(short_help="Figure 7: FasterTransformer, DSI, ORCA and vLLM.")
+@command
+def figure7(options: ReproduceOptions) -> None:
+    """Compare the throughput of FasterTransformer, DeepSpeed-Inference, ORCA and vLLM, under four bounds each.
+
+    Example: exegpt reproduce figure7 --quick
+    """
+    from exegpt.reproduction import experiments
+
+    _show("figure7", experiments.figure7(), options)
+
+
 @app.command(short_help="Figure 8: gains of large models.")
 @command
 def figure8(options: GainsOptions) -> None:

@@ -84,6 +84,13 @@ def gains(figures: tuple[str, ...], model: str | None = None, workload: str | No
     )
 
 
+def figure7() -> Experiment:
+    """Return the systems that the paper compares first."""
+    from exegpt.reproduction import figure7 as figure
+
+    return Experiment(_shown(figure.reproduce, figure.sections), figure.QUICK)
+
+
 def figure9() -> Experiment:
     """Return the memory of WAA."""
     from exegpt.reproduction import figure9 as figure
@@ -161,6 +168,7 @@ EXEGPT: dict[str, Callable[[], Experiment]] = {
     "table6": table6,
     "table7": table7,
     "figure6": lambda: gains(("figure6",)),
+    "figure7": figure7,
     "figure8": lambda: gains(("figure8",)),
     "figure9": figure9,
     "figure11": figure11,
