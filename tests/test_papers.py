@@ -37,14 +37,14 @@ RUNS = [
         "run": str(run),
         "unit": unit,
         "prompt_ids": [7 + run] * 20,
-        "max_output": 4 + run % 5,
+        "max_tokens": 4 + run % 5,
     }
     for run in range(6)
     for unit in ("think", "answer")
 ]
 LINES = {
     "requests.jsonl": [
-        {"id": str(n), "prompt_ids": [5 + n] * (8 + n), "max_output": 4 + n, "ignore_eos": True} for n in range(12)
+        {"id": str(n), "prompt_ids": [5 + n] * (8 + n), "max_tokens": 4 + n, "ignore_eos": True} for n in range(12)
     ],
     "calls-of-runs.jsonl": RUNS,
     "prompts.jsonl": [{"prompt": f"say {n} " * (1 + n % 9), "output_tokens": 5 + n % 40} for n in range(300)],

@@ -159,6 +159,20 @@ def figure9(options: ReproduceOptions) -> None:
     _show("figure9", experiments.figure9(), options)
 
 
+@app.command(short_help="Figure 10: lengths of real data sets.")
+@command
+def figure10(options: ReproduceOptions) -> None:
+    """Compare throughput with FasterTransformer's on public lengths that stand for the paper's data sets.
+
+    Needs these lengths, in the folders $EXEGPT_DATA/lengths/ and $EXEGPT_DATA/measured/.
+
+    Example: exegpt reproduce figure10 --quick
+    """
+    from exegpt.reproduction import experiments
+
+    _show("figure10", experiments.figure10(), options)
+
+
 @app.command(short_help="Figure 11: changing output lengths.")
 @command
 def figure11(options: ReproduceOptions) -> None:

@@ -98,6 +98,13 @@ def figure9() -> Experiment:
     return Experiment(_shown(lambda progress, _: figure.reproduce(progress), figure.sections))
 
 
+def figure10() -> Experiment:
+    """Return the throughput on lengths of real data sets."""
+    from exegpt.reproduction import figure10 as figure
+
+    return Experiment(_shown(figure.reproduce, figure.sections), figure.QUICK)
+
+
 def figure11() -> Experiment:
     """Return the throughput under changing outputs."""
     from exegpt.reproduction import figure11 as figure
@@ -171,6 +178,7 @@ EXEGPT: dict[str, Callable[[], Experiment]] = {
     "figure7": figure7,
     "figure8": lambda: gains(("figure8",)),
     "figure9": figure9,
+    "figure10": figure10,
     "figure11": figure11,
     "search-cost": search_cost,
 }
