@@ -79,6 +79,18 @@ def all_papers(options: ReproduceOptions) -> None:
     _show_each("all", ALL, options)
 
 
+@app.command(short_help="Table 4: loading models from memory and SSD.")
+@command
+def table4(options: ReproduceOptions) -> None:
+    """Compute the seconds to load large models from host memory and from an SSD, and the rates that the paper implies.
+
+    Example: exegpt reproduce table4
+    """
+    from exegpt.reproduction import experiments
+
+    _show("table4", experiments.table4(), options)
+
+
 @app.command(short_help="Table 5: violations of monotonicity.")
 @command
 def table5(options: ReproduceOptions) -> None:

@@ -50,6 +50,13 @@ def _shown(
     return run
 
 
+def table4() -> Experiment:
+    """Return the seconds to load models."""
+    from exegpt.reproduction import table4 as table
+
+    return Experiment(_shown(lambda progress, _: table.reproduce(progress), table.sections))
+
+
 def table5() -> Experiment:
     """Return the shares of non-monotone points."""
     from exegpt.reproduction import table5 as table
@@ -171,6 +178,7 @@ def seallm(sweeps: bool = False) -> Experiment:
 
 
 EXEGPT: dict[str, Callable[[], Experiment]] = {
+    "table4": table4,
     "table5": table5,
     "table6": table6,
     "table7": table7,
