@@ -17,8 +17,8 @@ PAPERS = ("ExeGPT", "SamuLLM", "Hermes", "MuxServe", "Learning to rank", "SeaLLM
 NONE = "–"
 FILES = {  # the small files that the commands read
     "models.yaml": """models:
-  - {name: chat, model: llama-2-7b, workload: 161/337, rate: 1/s, latency_bound: 60s}
-  - {name: code, model: llama-2-7b, workload: 161/337, rate: 0.2/s, latency_bound: 60s}
+  - {name: chat, model: llama-2-7b, workload: 64/16, rate: 2/s, latency_bound: 20s}
+  - {name: code, model: llama-2-7b, workload: 64/16, rate: 2/s, latency_bound: 20s}
 """,
     "application.yaml": """nodes:
   - {name: summary, model: llama-2-13b, workload: 512/60, requests: 20, rounds: 2, load: 11s}

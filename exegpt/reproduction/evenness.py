@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Spread:
+class TimeSpread:
     """A mean, a standard deviation, and the range of 99 % of all values."""
 
     mean: float
@@ -23,11 +23,11 @@ class Spread:
     """Half of the distance between the 0.5th and the 99.5th percentile: 99 % of all values are within twice this."""
 
     @staticmethod
-    def of(values: Array) -> "Spread":
+    def of(values: Array) -> "TimeSpread":
         """Return the spread of the middle three fifths of a run's values."""
         kept = values[len(values) // 5 : -(len(values) // 5)]
         low, high = np.percentile(kept, (0.5, 99.5))
-        return Spread(float(kept.mean()), float(kept.std()), float(high - low) / 2)
+        return TimeSpread(float(kept.mean()), float(kept.std()), float(high - low) / 2)
 
     def __str__(self) -> str:
         return f"{self.mean:9.4g} ± {self.std / self.mean:5.1%}"
@@ -37,10 +37,10 @@ class Spread:
 class Evenness:
     """A run's spreads."""
 
-    tokens: Spread
-    encode_s: Spread
-    decode_batch: Spread
-    iteration_s: Spread
+    tokens: TimeSpread
+    encode_s: TimeSpread
+    decode_batch: TimeSpread
+    iteration_s: TimeSpread
     throughput_seq_s: float
 
 
@@ -60,10 +60,10 @@ def evenness(schedule: Schedule, timeline: Timeline, served: Sequence[RequestTim
     ends = np.sort([request.finish_s for request in served])
     kept = ends[len(ends) // 5 : -(len(ends) // 5)]
     return Evenness(
-        Spread.of(_array([sum(span.tokens for span in step) for step in encodes])),
-        Spread.of(_array([step[-1].end_s - step[0].start_s for step in encodes])),
-        Spread.of(batches[joined[joined < len(batches)]]),
-        Spread.of(_array([step[-1].end_s - step[0].start_s for step in decodes])),
+        TimeSpread.of(_array([sum(span.tokens for span in step) for step in encodes])),
+        TimeSpread.of(_array([step[-1].end_s - step[0].start_s for step in encodes])),
+        TimeSpread.of(batches[joined[joined < len(batches)]]),
+        TimeSpread.of(_array([step[-1].end_s - step[0].start_s for step in decodes])),
         (len(kept) - 1) / float(kept[-1] - kept[0]),
     )
 

@@ -25,7 +25,7 @@ from xscheduler.tune import tune
 from xsimulator.steady import hybrid
 
 TASKS = ("S", "T", "G", "C1", "C2")
-LEVEL = 0.001
+LEVEL = 0.01
 """Share by which throughputs may differ and count as level."""
 EXECUTOR_S = 0.020
 """Seconds per iteration of the vLLM of 2023, about: an assumption, not fitted."""

@@ -25,8 +25,8 @@ PAPER = {
 
 
 @dataclass(frozen=True)
-class Loading:
-    """Loading one model."""
+class ModelLoading:
+    """ModelLoading one model."""
 
     model: str
     devices: int
@@ -47,7 +47,7 @@ class Loading:
 class Table4:
     """All rows."""
 
-    rows: tuple[Loading, ...]
+    rows: tuple[ModelLoading, ...]
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Table4:
@@ -59,12 +59,12 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
     return Table4(tuple(rows))
 
 
-def loading(model: str, devices: int, paper: tuple[float, float]) -> Loading:
+def loading(model: str, devices: int, paper: tuple[float, float]) -> ModelLoading:
     """Return the seconds to load a model on so many devices."""
     where = setup(model, f"{devices // PER_NODE}x{PER_NODE}xA40", "S")
     own = where.model.parameters * BYTES[where.profile.dtype] / devices
     copy = where.profile.host_copy or where.profile.send
-    return Loading(model, devices, own * PER_NODE, copy.at(own), own / LOAD_BYTES_S, paper)
+    return ModelLoading(model, devices, own * PER_NODE, copy.at(own), own / LOAD_BYTES_S, paper)
 
 
 def sections(table: Table4) -> list[Section]:
@@ -84,7 +84,7 @@ def sections(table: Table4) -> list[Section]:
     ]
 
 
-def _cells(row: Loading) -> tuple[str, ...]:
+def _cells(row: ModelLoading) -> tuple[str, ...]:
     pairs = zip((row.dram_s, row.ssd_s), row.paper, strict=True)
     seconds = [cell for own, said in pairs for cell in (figure_text(own), f"{said:g}", signed_percent(own / said - 1))]
     implied = [figure_text(rate / 1e9) for rate in row.implied_bytes_s]

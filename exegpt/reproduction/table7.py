@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from exegpt.report.sections import Section
-from exegpt.reproduction.evenness import Spread, evenness
+from exegpt.reproduction.evenness import TimeSpread, evenness
 from exegpt.reproduction.setup import Setup, setup
 from exegpt.reproduction.table6 import PAPER, Published
 from xcore.policies.adjustment import USUAL_SHARE
@@ -35,8 +35,8 @@ class Table7Row:
 
     paper: Published
     adjusted: bool
-    encode_s: Spread
-    iteration_s: Spread
+    encode_s: TimeSpread
+    iteration_s: TimeSpread
     throughput_seq_s: float
 
 
@@ -104,5 +104,5 @@ def _cells(row: Table7Row) -> tuple[str, ...]:
     )
 
 
-def _text(spread: Spread) -> str:
+def _text(spread: TimeSpread) -> str:
     return f"{spread.mean:.3g} ± {spread.half_range:.2g} ({spread.half_range / spread.mean:.1%})"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exegpt.reproduction import table7
-from exegpt.reproduction.evenness import Spread
+from exegpt.reproduction.evenness import TimeSpread
 from exegpt.reproduction.setup import setup
 from exegpt.reproduction.table6 import PAPER
 
@@ -12,7 +12,7 @@ from exegpt.reproduction.table6 import PAPER
 def test_a_range_is_half_of_where_99_percent_lie():
     """The middle three fifths are kept: what a run begins and ends with is not in it."""
     values = np.concatenate([np.full(500, 1e6), np.linspace(9, 11, 1500), np.full(500, -1e6)])
-    spread = Spread.of(values)
+    spread = TimeSpread.of(values)
     assert spread.mean == pytest.approx(10, abs=1e-3) and spread.half_range == pytest.approx(0.99, abs=1e-3)
 
 
