@@ -22,7 +22,7 @@ from xcore.specs.bound import PAPER_BOUND
 from xcore.specs.engine_spec import find_engine
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune
-from xsimulator.steady import hybrid
+from xsimulator.steady import static
 
 TASKS = ("S", "T", "G", "C1", "C2")
 LEVEL = 0.01
@@ -72,7 +72,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, q
 def task_rows(where: Setup, quick: bool) -> list[Figure7Row]:
     """Return the rows of one task."""
     ft = static_batches(where)
-    dsi = static_batches(where, lambda scenario, batch: hybrid.outcome(scenario, batch, 2, 1))  # one stage
+    dsi = static_batches(where, lambda scenario, batch: static.outcome(scenario, batch, 2, 1))  # one stage
     late = _with_executor(where)
     rows = []
     for bound_s in (bounds(ft)[0], None) if quick else bounds(ft):
