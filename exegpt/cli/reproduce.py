@@ -361,8 +361,9 @@ def _facts(experiment: "Experiment", options: ReproduceOptions) -> tuple[str, ..
 def _print(experiment: "Experiment", options: ReproduceOptions, sections: "list[Section]") -> None:
     from xcore.console import output
 
-    for fact in _facts(experiment, options):
-        output.note(f"· {fact}")
+    output.note(f"· {experiment.stands_on}")
+    if options.quick:
+        print(f"{experiment.reduction}\n")
     for section in sections:
         output.table(section.columns, section.rows, section.title)
         for note in section.notes:

@@ -42,7 +42,7 @@ def test_each_is_printed_with_what_is_left_out(of_hand, capsys, tmp_path):
     assert main(["reproduce", "all", "--quick", "--report", str(tmp_path / "page.html")]) == 0
     shown = capsys.readouterr()
     assert shown.out.count("a table") == 2 and shown.out.count("a note") == 2
-    assert "· --quick: half of it." in shown.err and "· --quick leaves nothing out here." in shown.err
+    assert "--quick: half of it.\n" in shown.out and "--quick leaves nothing out here.\n" in shown.out
     assert "· table-2 is left out. There is no folder 'data'." in shown.err
     page = (tmp_path / "page.html").read_text()
     assert "table-1: --quick: half of it." in page and "table-2 is left out." in page and page.count("a table") == 2
