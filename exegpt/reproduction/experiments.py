@@ -125,9 +125,9 @@ def search_cost(exhaustive_points: int | None = None) -> Experiment:
 
     def work(progress: Progress, quick: bool) -> cost.SearchCost:
         usual = cost.QUICK_POINTS if quick else cost.EXHAUSTIVE_POINTS
-        return cost.reproduce(usual if exhaustive_points is None else exhaustive_points, progress)
+        return cost.reproduce(usual if exhaustive_points is None else exhaustive_points, progress, quick)
 
-    return Experiment(_shown(work, cost.sections), f"no exhaustive search of more than {cost.QUICK_POINTS:,} points")
+    return Experiment(_shown(work, cost.sections), cost.QUICK)
 
 
 def samullm() -> Experiment:
