@@ -122,7 +122,7 @@ def run(words, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)  # six minutes on two quiet cores: each run measures a few points
 def test_every_command_but_reproductions_runs(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
