@@ -15,9 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from exegpt.reproduction.evenness import Evenness, evenness
 from xcore.policies.adjustment import USUAL_SHARE
 from xcore.policies.rra import RRAControl
 from xcore.policies.waa import WAAControl
@@ -27,16 +25,13 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import local_cluster, parse_cluster
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
-from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
-from xcore.specs.timeline import Span, Timeline
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady.residents import steady_state
 
-Array = NDArray[np.float64]
 MODEL, CLUSTER = "opt-13b", "4xA40"
 PAIR = {"micro_batches": 1, "tp_degree": 2, "encode_tp_degree": 2, "encode_devices": 2}
 WHOLE = {"tp_degree": 4, "encode_micro_batches": 1}
@@ -89,74 +84,6 @@ CASES = (
 def profile() -> Profile:
     """The roofline of the cases."""
     return roofline_profile(builtin_model(MODEL), parse_cluster(CLUSTER))
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A mean and a standard deviation."""
-
-    mean: float
-    std: float
-
-    @staticmethod
-    def of(values: Array) -> "Spread":
-        """Return the spread of the middle three fifths of a run's values."""
-        kept = values[len(values) // 5 : -(len(values) // 5)]
-        return Spread(float(kept.mean()), float(kept.std()))
-
-    def __str__(self) -> str:
-        return f"{self.mean:9.4g} ± {self.std / self.mean:5.1%}"
-
-
-@dataclass(frozen=True)
-class Evenness:
-    """A run's spreads."""
-
-    tokens: Spread
-    encode_s: Spread
-    decode_batch: Spread
-    iteration_s: Spread
-    throughput_seq_s: float
-
-
-def evenness(schedule: Schedule, timeline: Timeline, served: Sequence[RequestTimes]) -> Evenness:
-    """Measure a run of one replica by the spans of the first stage of each side."""
-    encoder, decoder = (
-        next(stage.devices[0] for stage in schedule.stages if stage.phase in ("both", phase))
-        for phase in ("encode", "decode")
-    )
-    encodes = list(_steps(s for s in timeline.spans if s.device == encoder and s.phase == "encode"))
-    decodes = list(_steps(s for s in timeline.spans if s.device == decoder and s.phase == "decode"))
-    starts, batches = _array([s[0].start_s for s in decodes]), _array([sum(p.sequences for p in s) for s in decodes])
-    if encoder == decoder:
-        joined = np.unique(np.searchsorted(starts, [step[-1].end_s - 1e-9 for step in encodes]))
-    else:
-        joined = 1 + np.flatnonzero(np.diff(batches) > 0)
-    ends = np.sort([request.finish_s for request in served])
-    kept = ends[len(ends) // 5 : -(len(ends) // 5)]
-    return Evenness(
-        Spread.of(_array([sum(span.tokens for span in step) for step in encodes])),
-        Spread.of(_array([step[-1].end_s - step[0].start_s for step in encodes])),
-        Spread.of(batches[joined[joined < len(batches)]]),
-        Spread.of(_array([step[-1].end_s - step[0].start_s for step in decodes])),
-        (len(kept) - 1) / float(kept[-1] - kept[0]),
-    )
-
-
-def _array(values: Sequence[float]) -> Array:
-    return np.array(values, dtype=np.float64)
-
-
-def _steps(spans: Iterator[Span]) -> Iterator[list[Span]]:
-    """Group a stage's spans into steps: the micro-batches of one have rising numbers."""
-    step: list[Span] = []
-    for span in spans:
-        if step and span.micro_batch <= step[-1].micro_batch:
-            yield step
-            step = []
-        step.append(span)
-    if step:
-        yield step
 
 
 def measured(case: Case, share: float | None, count: int) -> Evenness:

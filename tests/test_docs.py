@@ -1,5 +1,6 @@
 """What the documents name is there: files, links, benchmarks, and every option of every command that they show."""
 
+import functools
 import re
 import runpy
 import shlex
@@ -83,9 +84,15 @@ def shown(document: Path) -> list[list[str]]:
     return missing
 
 
+@functools.cache
+def application() -> typer.core.TyperGroup:
+    """All commands."""
+    return typer.main.get_command(app)
+
+
 def unknown(words: list[str]) -> list[str]:
     """The options that the command hasn't."""
-    command, rest = typer.main.get_command(app), words[1:]
+    command, rest = application(), words[1:]
     while rest and rest[0] in getattr(command, "commands", {}):
         command, rest = command.commands[rest[0]], rest[1:]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}

@@ -5,6 +5,7 @@ micro-batches as stages. There is no early termination and no padding of inputs.
 lengths.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from xcore.errors import InputError
 from xcore.specs.schedule import BLOCK_SIZE
 from xscheduler.allocation import uniform_stages
 from xsimulator.steady import static
+from xsimulator.steady.outcome import Outcome
+from xsimulator.steady.scenario import Scenario
 
 STEP = 4
 """Step between batch sizes."""
@@ -32,8 +35,10 @@ class StaticBatch:
     """Throughput for the mean of a batch's longest output."""
 
 
-def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
+def static_batches(setup: Setup, of: Callable[[Scenario, int], Outcome] = static.outcome) -> tuple[StaticBatch, ...]:
     """Return all batch sizes within memory, in rising order; iterations as in the paper, D(S) = S.
+
+    `of` is the steady state of a batch size.
 
     Raises InputError if even the smallest exceeds memory.
     """
@@ -44,7 +49,7 @@ def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
     batches: list[StaticBatch] = []
     while True:
         batch = STEP * (len(batches) + 1)
-        outcome = static.outcome(scenario, batch)
+        outcome = of(scenario, batch)
         if scenario.replica.room(outcome.demand.step) < batch * blocks:
             break
         latency = float(outcome.lifetime(np.array([float(workload.output.max)])).seconds[0])

@@ -5,6 +5,7 @@ In addition, the further gain of later policies and replicas.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -37,6 +38,8 @@ PAPER = {
     "figure8": {"mean": 3.2, "largest": 15.2, "smallest": 1.1, "mean_unbounded": 2.2},
     "over all": {"mean": 2.9},
 }
+QUICK = "two of four bounds, the tightest and none; no search over today's policies and replicas"
+"""What `quick` leaves out."""
 SERIES = (("FT", "#8a8f98"), ("RRA", series("rra").colour), ("WAA", series("waa-c").colour))
 
 
@@ -60,8 +63,9 @@ class GainsRow:
     gain_with_waa: float
     """The same ratio, with WAA wherever memory holds it."""
     today: Reached | None
-    today_over_paper: float
-    """Throughput with all policies and replicas over that of the better of RRA and WAA."""
+    """The best of all policies and replicas; None too if it wasn't searched for."""
+    today_over_paper: float | None
+    """Its throughput over that of the better of RRA and WAA."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class Summary:
     mean_with_waa: float
     waa_ahead: dict[str, float]
     """Task → share of (model, finite bound) in which WAA reaches more than RRA, where the paper ran it."""
-    today_mean: float
-    today_smallest: float
+    today_mean: float | None
+    today_smallest: float | None
     paper: dict[str, float]
 
 
@@ -95,14 +99,15 @@ def reproduce(
     model: str | None = None,
     task: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    quick: bool = False,
 ) -> Gains:
-    """Search all scenarios of the figures, or only those of one model or task.
+    """Search all scenarios of the figures, or only those of one model or task; `quick` as in `QUICK`.
 
     Raises InputError if no scenario matches.
     """
     cases = scenarios(figures, model, task)
     rows: list[GainsRow] = []
-    for done, scenario_rows in enumerate(_searched(cases), 1):
+    for done, scenario_rows in enumerate(_searched(cases, quick), 1):
         rows += scenario_rows
         progress(done, len(cases))
     groups = [(name, [row for row in rows if row.figure == name]) for name in figures]
@@ -131,29 +136,32 @@ def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> li
     return cases
 
 
-def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[GainsRow]]:
+def _searched(cases: list[tuple[str, str, str, str]], quick: bool) -> Iterator[list[GainsRow]]:
     """Yield the rows of all scenarios, in order; scenarios are searched in parallel."""
     if len(cases) == 1:
-        yield scenario_rows(cases[0])
+        yield scenario_rows(cases[0], quick)
         return
     with process_pool(min(len(cases), usable_cpus())) as pool:
-        yield from pool.map(scenario_rows, cases)
+        yield from pool.map(partial(scenario_rows, quick=quick), cases)
 
 
-def scenario_rows(case: tuple[str, str, str, str]) -> list[GainsRow]:
+def scenario_rows(case: tuple[str, str, str, str], quick: bool = False) -> list[GainsRow]:
     """Return the rows of one scenario under its four bounds."""
     name, *asked = case
     where = setup(*asked)
     batches = static_batches(where)
-    return [_row(name, where, bound_s, best_under(batches, bound_s)) for bound_s in bounds(batches)]
+    all_bounds = bounds(batches)
+    searched = (all_bounds[0], all_bounds[-1]) if quick else all_bounds
+    return [_row(name, where, bound_s, best_under(batches, bound_s), quick) for bound_s in searched]
 
 
-def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> GainsRow:
+def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch, quick: bool) -> GainsRow:
     searched = paper_mode(where, bound_s)
-    rra, waa, best = reached(searched, ("rra",)), reached(searched, WAA), today(where, bound_s)
+    rra, waa = reached(searched, ("rra",)), reached(searched, WAA)
+    best = None if quick else today(where, bound_s)
     counts = where.model.name not in WITHOUT_WAA
     rates = [point.throughput_seq_s if point else 0.0 for point in (rra, waa)]
-    now = reached(best, tuple(a.policy for a in best.alternatives))
+    now = reached(best, tuple(a.policy for a in best.alternatives)) if best else None
     with_waa = max(rates)
     return GainsRow(
         name,
@@ -168,7 +176,7 @@ def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> Gai
         (with_waa if counts else rates[0]) / ft.throughput_seq_s,
         with_waa / ft.throughput_seq_s,
         now,
-        (now.throughput_seq_s if now else 0.0) / with_waa if with_waa else 1.0,
+        None if quick else (now.throughput_seq_s if now else 0.0) / with_waa if with_waa else 1.0,
     )
 
 
@@ -179,7 +187,7 @@ def summary(name: str, rows: Sequence[GainsRow], paper: dict[str, float]) -> Sum
     for row in rows:
         if row.bound_s is not None and row.waa_counts:
             ahead.setdefault(row.task, []).append(_ahead(row))
-    now = [row.today_over_paper for row in rows]
+    now = [row.today_over_paper for row in rows if row.today_over_paper is not None]
     return Summary(
         name,
         len(rows),
@@ -189,8 +197,8 @@ def summary(name: str, rows: Sequence[GainsRow], paper: dict[str, float]) -> Sum
         float(np.mean([row.gain for row in rows if row.bound_s is None])),
         float(np.mean([row.gain_with_waa for row in rows])),
         {task: float(np.mean(shares)) for task, shares in ahead.items()},
-        float(np.mean(now)),
-        min(now),
+        float(np.mean(now)) if now else None,
+        min(now, default=None),
         paper,
     )
 

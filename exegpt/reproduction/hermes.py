@@ -17,6 +17,8 @@ import numpy as np
 
 from exegpt.reproduction.hermes_arrivals import find_traces
 from exegpt.reproduction.hermes_sensitivity import (
+    BUCKETS,
+    SPREADS,
     Bucketing,
     LargerModel,
     RealArrivals,
@@ -81,6 +83,10 @@ KNOBS = tuple(k / 10 for k in range(1, 10))
 CONTAINERS = {"code_feedback": ("code_generation", "docker", 2.2), "hugginggpt": ("task_planning", "dnn", 7.0)}
 """An application's unit whose successor uses the backend, and that backend's start-up time in seconds."""
 SEEDS = tuple(range(5))
+QUICK = (
+    f"one seed of {len(SEEDS)}, two spreads of runs and two numbers of buckets of five, the smallest cache of each kind"
+)
+"""What `quick` leaves out."""
 
 Part = TypeVar("Part")
 
@@ -210,9 +216,13 @@ class Hermes:
 
 
 def reproduce(
-    progress: Callable[[int, int], None] = lambda done, total: None, graphs: Path | None = None, seeds: int = len(SEEDS)
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    graphs: Path | None = None,
+    seeds: int = len(SEEDS),
+    quick: bool = False,
 ) -> Hermes:
-    """Run all experiments, over the first `seeds` of SEEDS; demand samples are those that `find_graphs` finds."""
+    """Run all experiments, over the first `seeds` of SEEDS or as in `QUICK`; `find_graphs` finds demand samples."""
+    seeds, least, ends = (1, 1, len(BUCKETS) - 1) if quick else (seeds, None, 1)
     source, samples = find_graphs(graphs)
     models = {name: ApplicationDemand(graph, RATES) for name, graph in learn_graphs(samples, 1_000_000).items()}
     counts = itertools.count(1)
@@ -226,12 +236,12 @@ def reproduce(
         done(completions(samples, models, SEEDS[:seeds])),
         done(in_time(samples, models, SEEDS[:seeds])),
         done(ablations(samples, models, SEEDS[:seeds])),
-        done(spreads(samples, SEEDS[:seeds])),
+        done(spreads(samples, SEEDS[:seeds], SPREADS[::ends])),
         done(real_arrivals(samples, models, SEEDS[:seeds], find_traces(graphs))),
         done(larger_model(samples, SEEDS[:seeds])),
-        done(bucketings(samples, models, SEEDS[:seeds])),
+        done(bucketings(samples, models, SEEDS[:seeds], BUCKETS[::ends])),
         done(kinds(samples, models, SEEDS[:seeds])),
-        done(caches(samples, models, SEEDS[: min(2, seeds)])),
+        done(caches(samples, models, SEEDS[: min(2, seeds)], least)),
         done(knobs(models)),
         done(knowledge(samples, models, SEEDS[0])),
         done(decision_ms(models)),
@@ -327,17 +337,19 @@ def kinds(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -
     return tuple(rows)
 
 
-def caches(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Cached, ...]:
-    """Return the cache results under Hermes' order.
+def caches(
+    graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int], sizes: int | None = None
+) -> tuple[Cached, ...]:
+    """Return the cache results under Hermes' order, for all sizes or so many of each kind.
 
     500 applications in 15 minutes have contexts; 1,000 in 25 minutes have 200 adapters.
     """
     contexts = [draw_submissions(graphs, 500, 15 * 60, seed) for seed in seeds]
     adapters = [draw_submissions(graphs, 1000, 25 * 60, seed, adapters=200) for seed in seeds]
     rows = []
-    for gigabytes in CONTEXT_GB:
+    for gigabytes in CONTEXT_GB[:sizes]:
         rows += _cached(f"KV, {gigabytes} GB", contexts, models, gigabytes * 1e9, lambda b: b / CONTEXT_RATE, True)
-    for slots in ADAPTER_SLOTS:
+    for slots in ADAPTER_SLOTS[:sizes]:
         rows += _cached(f"LoRA, {slots} slots", adapters, models, slots, lambda _: ADAPTER_S, False)
     return tuple(rows)
 

@@ -86,10 +86,12 @@ class Bucketing:
     mean_s: float
 
 
-def spreads(graphs: Sequence[DemandGraph], seeds: Sequence[int]) -> tuple[Spread, ...]:
+def spreads(
+    graphs: Sequence[DemandGraph], seeds: Sequence[int], values: Sequence[float] = SPREADS
+) -> tuple[Spread, ...]:
     """Return the ablations for each spread of runs; demand graphs are learned from runs of the same spread."""
     rows = []
-    for spread in SPREADS:
+    for spread in values:
         models = {n: ApplicationDemand(g, RATES) for n, g in learn_graphs(graphs, 1_000_000, spread).items()}
         workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed, spread=spread) for seed in seeds]
         means = {n: float(each.mean()) for n, each in ablated(workloads, models, ENGINES["8 at once"]).items()}
@@ -126,10 +128,12 @@ def larger_model(graphs: Sequence[DemandGraph], seeds: Sequence[int]) -> tuple[L
     return tuple(LargerModel(name, mean_s, mean_s / means["Hermes"] - 1) for name, mean_s in means.items())
 
 
-def bucketings(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Bucketing, ...]:
+def bucketings(
+    graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int], numbers: Sequence[int] = BUCKETS
+) -> tuple[Bucketing, ...]:
     """Return the time of the policy and the mean completion for each number of buckets."""
     workloads, rows = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds], []
-    for buckets in BUCKETS:
+    for buckets in numbers:
         estimates = DemandEstimates(models, buckets=buckets)
         mean_s = float(completion_seconds(workloads, application_gittins, estimates, ENGINES["8 at once"]).mean())
         rows.append(Bucketing(buckets, _policy_ms(models, buckets), mean_s))

@@ -6,7 +6,7 @@ fitted, on the popularity α = 0.7 only: the slowdown of concurrent jobs. Everyt
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -54,6 +54,11 @@ LONGEST = 1024
 DECODE_SHARES = tuple(part / 10 for part in range(3, 10))
 CONTENTIONS = tuple(1 + part / 20 for part in range(7))
 FITTED_ON = "0.7"
+QUICK = (
+    "three of 20 cases (α = 0.7, 1.3 and 2.1 at scale 0.5), a fifth of their requests; contention fitted on the first"
+)
+QUICK_CASES, QUICK_PART = (("0.7", "0.5"), ("1.3", "0.5"), ("2.1", "0.5")), 5
+"""What `quick` leaves out, the cases that it runs, and the divisor of their numbers of requests."""
 TRUNCATED = {("0.9", "0.5"), ("0.9", "0.75"), ("0.9", "1.0")}
 """Cases in which time sharing was measured with a tenth of the requests."""
 
@@ -108,11 +113,13 @@ class CasesResult:
     cases: tuple[Case, ...]
 
 
-def reproduce(progress: Callable[[int, int], None]) -> CasesResult:
-    """Replay every published case."""
+def reproduce(progress: Callable[[int, int], None], quick: bool = False) -> CasesResult:
+    """Replay every published case, or as in `QUICK`."""
     folder = public_data("MuxServe's", "muxserve")
     profiles, measured = muxserve_profiles(folder / "llama_a100_cost.json"), read_measured(folder)
-    steps = len(measured) + 4 * len(CONTENTIONS)
+    if quick:
+        measured = {case: _fewer(measured[case]) for case in QUICK_CASES}
+    steps = len(measured) + sum(alpha == FITTED_ON for alpha, _ in measured) * len(CONTENTIONS)
     done = 0
 
     def step() -> None:
@@ -138,6 +145,14 @@ def read_measured(folder: Path) -> dict[tuple[str, str], dict[str, list[Publishe
         of_case = cases.setdefault((row["alpha"], row["scale"]), {})
         of_case.setdefault(row["strategy"], []).append(PublishedModel(row["llm"], row["model"], *figures))
     return dict(sorted(cases.items()))
+
+
+def _fewer(strategies: dict[str, list[PublishedModel]]) -> dict[str, list[PublishedModel]]:
+    """Return a case with a part of each LLM's requests."""
+    return {
+        name: [replace(row, requests=max(1, row.requests // QUICK_PART)) for row in rows]
+        for name, rows in strategies.items()
+    }
 
 
 def _fitted(

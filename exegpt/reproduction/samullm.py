@@ -50,6 +50,10 @@ SEARCHES: dict[str, Planner] = {
     "one stage varied": lambda application: varied_stages(application, HOST, SEARCHED),
 }
 """Searches beyond the greedy one, for the smaller cases."""
+QUICK = (
+    "the smallest case of each application and routing with known outputs, of 22 cases; no search beyond the greedy one"
+)
+"""What is left of the evaluation with `quick`."""
 CAPS, REQUESTS, DOCUMENTS = (256, 512), (1000, 2000, 5000, 10000), (100, 300, 500)
 
 
@@ -138,11 +142,11 @@ class Samullm:
         return [c for c in self.cases if c.application == application and known in (None, c.known)]
 
 
-def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Samullm:
-    """Run every application; InputError if SamuLLM's files are missing."""
+def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, quick: bool = False) -> Samullm:
+    """Run every application, or as in `QUICK`; InputError if SamuLLM's files are missing."""
     folder = data_folder()
     table = cost_table(folder)
-    work = _cases(table)
+    work = _cases(table, quick)
     cases = []
     for done, make in enumerate(work, 1):
         cases.append(make())
@@ -150,18 +154,20 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
     return Samullm(tuple(cases), point_errors(folder), dict(stand_ins()))
 
 
-def _cases(table: CostTable) -> list[Callable[[], ApplicationCase]]:
+def _cases(table: CostTable, quick: bool) -> list[Callable[[], ApplicationCase]]:
     """Return all cases, as functions that compute them."""
+    least = 1 if quick else None
+    caps, requests, documents_of, evaluations = CAPS[:least], REQUESTS[:least], DOCUMENTS[:least], (1, 4)[:least]
 
     def case(
         application: str, what: str, graph: CallGraph, *parts: CallGraph, known: bool = False, search: bool = False
     ) -> Callable[[], ApplicationCase]:
-        return lambda: _case(table, application, what, graph, parts, known, search)
+        return lambda: _case(table, application, what, graph, parts, known, search and not quick)
 
     ensembles = [
         case("ensembling", f"{n:,} requests, cap {cap}", ensembling(n, cap), search=n <= REQUESTS[1])
-        for cap in CAPS
-        for n in REQUESTS
+        for cap in caps
+        for n in requests
     ]
     routes = [case("routing", "6,856 requests", routing(), known=known, search=True) for known in (False, True)]
     chains = [
@@ -171,11 +177,11 @@ def _cases(table: CostTable) -> list[Callable[[], ApplicationCase]]:
             chain_summary(n, 900, times),
             search=True,
         )
-        for n in DOCUMENTS
-        for times in (1, 4)
+        for n in documents_of
+        for times in evaluations
     ]
     mixes = []
-    for documents, cap in (*((n, 256) for n in DOCUMENTS), (500, 512)):
+    for documents, cap in (*((n, 256) for n in DOCUMENTS), (500, 512))[:least]:
         parts = (chain_summary(documents, 900, 4), ensembling(5000, cap))
         what = f"{documents} documents, 5,000 requests, cap {cap}"
         for known in (False, True)[: 2 if documents == DOCUMENTS[-1] else 1]:

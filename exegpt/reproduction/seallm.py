@@ -75,6 +75,11 @@ KINDS: dict[str, Callable[[], Replacements]] = {
     "adaptive": replacement.adaptive,
     "restart": lambda: replacement.adaptive(restart=True),
 }
+QUICK = (
+    "two rates (2 and 10/s) of four and one burstiness (CV 4) of three; no replacement; one sweep value of each kind"
+)
+QUICK_RATES = RATES[:2]
+"""What `quick` leaves out, and the rates that it runs."""
 AT_ONCE = 4
 """Number of tasks between two reports of progress."""
 
@@ -120,17 +125,22 @@ class SeaLLM:
     sweeps: tuple[ScenarioResult, ...] = ()
 
 
-def load_scenarios() -> list[SeaLLMScenario]:
+def load_scenarios(quick: bool = False) -> list[SeaLLMScenario]:
     """Return the paper's rates, in three kinds of bursts, one of them with the ablations."""
-    return [SeaLLMScenario("load", rate, cv, ablated=cv == USUAL) for rate in RATES for cv in VARIATIONS]
+    rates, variations = (QUICK_RATES, (USUAL,)) if quick else (RATES, VARIATIONS)
+    return [SeaLLMScenario("load", rate, cv, ablated=cv == USUAL) for rate in rates for cv in variations]
 
 
-def sweep_scenarios() -> list[SeaLLMScenario]:
+def sweep_scenarios(quick: bool = False) -> list[SeaLLMScenario]:
     """Return densities, runs of one service, and noise in lengths, at the middle of the paper's rates."""
+    last = -1 if quick else None
     return [
-        *(SeaLLMScenario(f"density {density:g}", SWEPT, USUAL, nodes) for density, nodes in DENSITIES.items()),
-        *(SeaLLMScenario(f"runs of {run}", SWEPT, 1.0, run=run) for run in RUNS),
-        *(SeaLLMScenario(f"noise {noise:g}x", SWEPT, USUAL, noise=noise) for noise in NOISES),
+        *(
+            SeaLLMScenario(f"density {density:g}", SWEPT, USUAL, nodes)
+            for density, nodes in [*DENSITIES.items()][last:]
+        ),
+        *(SeaLLMScenario(f"runs of {run}", SWEPT, 1.0, run=run) for run in RUNS[last:]),
+        *(SeaLLMScenario(f"noise {noise:g}x", SWEPT, USUAL, noise=noise) for noise in NOISES[last:]),
     ]
 
 
@@ -156,11 +166,13 @@ def work(what: SeaLLMScenario | str) -> ScenarioResult | Replacements:
     return KINDS[what]() if isinstance(what, str) else measure(what)
 
 
-def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, sweeps: bool = False) -> SeaLLM:
+def reproduce(
+    progress: Callable[[int, int], None] = lambda done, total: None, sweeps: bool = False, quick: bool = False
+) -> SeaLLM:
     """Run all loads, the ablations, and replacement; or, with `sweeps`, densities, runs and noise."""
-    scenarios = sweep_scenarios() if sweeps else load_scenarios()
+    scenarios = sweep_scenarios(quick) if sweeps else load_scenarios(quick)
     falling = sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
-    tasks: list[SeaLLMScenario | str] = [*([] if sweeps else KINDS), *falling]  # the longest first
+    tasks: list[SeaLLMScenario | str] = [*([] if sweeps or quick else KINDS), *falling]  # the longest first
     found: dict[SeaLLMScenario | str, ScenarioResult | Replacements] = {}
     with Processes() as processes:
         for first in range(0, len(tasks), AT_ONCE):
@@ -204,7 +216,7 @@ def sections(result: SeaLLM) -> list[Section]:
                 if (own := each.systems[system])
             ),
         ),
-        _replacement(result.replacements),
+        *([_replacement(result.replacements)] if result.replacements else []),
         _blocks(),
     ]
 

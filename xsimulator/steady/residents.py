@@ -6,8 +6,9 @@ distribution of arriving queries,
 
     active(u) = B_E · Σ_j P(D ≥ (j - 1)·N_D + u),   u = 1..N_D,     B_D = active(1) = B_E · E[c(S)].
 
-The paper weighs 1/c(S) with the same distribution, which gives B_D = B_E / E[1/c(S)]. `form="paper"` keeps this
-formula, to reproduce the paper's tables.
+The paper weighs 1/c(S) with the same distribution: a query ends in iteration U = 1 + (S - 1) mod N_D of a phase with
+P_D(U) = Σ_S P_D(S) / c(S), which gives B_D = B_E / Σ_U P_D(U) and active(u) = B_D · (1 - Σ_{U<u} P_D(U)).
+`form="paper"` keeps these formulas, to reproduce the paper's tables. Contexts stay exact: the paper has no formula.
 """
 
 import functools
@@ -81,8 +82,16 @@ def steady_state(
     place = np.arange(1.0, present.size + 1).reshape(present.shape)
     generated = np.divide((present * place).sum(axis=0), active, out=np.zeros(iterations), where=active > 0)
     if form == "paper":
-        active = active * (1.0 / float(p @ (1.0 / np.ceil(need / iterations))) / active[0])
+        active = _paper_active(need, p, iterations)
     return SteadyState(float(active[0]), active, workload.input.mean + generated, present)
+
+
+def _paper_active(need: Array, p: Array, iterations: int) -> Array:
+    """Return the paper's active(u) / B_E [N_D]; every D is at least 1 by its counting."""
+    last = ((need - 1) % iterations).astype(np.intp)
+    ends = np.bincount(last, weights=p / np.ceil(need / iterations), minlength=iterations)  # P_D(U), U = 1..N_D
+    active: Array = (1.0 - np.cumsum(ends) + ends) / ends.sum()
+    return active
 
 
 def _survival(need: Array, p: Array, iterations: int) -> Array:

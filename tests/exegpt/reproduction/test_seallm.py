@@ -228,7 +228,7 @@ def test_merged_blocks_beside_split_ones():
 
 def test_the_command_prints_and_emits_it(monkeypatch, capsys):
     monkeypatch.setattr(
-        seallm, "reproduce", lambda progress, sweeps: SeaLLM(sweeps=result().loads) if sweeps else result()
+        seallm, "reproduce", lambda progress, sweeps, quick: SeaLLM(sweeps=result().loads) if sweeps else result()
     )
     assert main(["reproduce", "seallm", "--sweeps"]) == 0
     swept = capsys.readouterr().out

@@ -62,6 +62,25 @@ def test_the_papers_and_the_exact_steady_state_on_task_s():
     assert steady_state(task("S"), 7, True, "exact").batch_ratio == pytest.approx(5.00, abs=0.005)
 
 
+@pytest.mark.parametrize("iterations", ITERATIONS)
+def test_the_papers_form_is_its_section_6_by_the_letter(iterations):
+    """P_D(U|S) and P_D(U) by loops; a batch of B_D loses P_D(U) in each iteration, and B_E in all."""
+    workload = task("T")
+    ends = dict.fromkeys(range(1, iterations + 1), 0.0)
+    for length, p in zip(workload.output.s, workload.output.p, strict=True):
+        for u in ends:
+            if length <= iterations:
+                ends[u] += p * (u == length)
+            else:
+                ends[u] += p * (u == 1 + (length - 1) % iterations) / -(-length // iterations)
+    steady = steady_state(workload, iterations, form="paper")
+    batch = 1 / sum(ends.values())
+    active = [batch * (1 - sum(ends[v] for v in range(1, u))) for u in ends]
+    np.testing.assert_allclose(steady.active, active, rtol=1e-12)
+    assert steady.batch_ratio == pytest.approx(active[0]) == pytest.approx(batch)
+    assert batch - active[-1] + batch * ends[iterations] == pytest.approx(1)
+
+
 def test_one_iteration_is_littles_law():
     workload = task("T")
     steady = steady_state(workload, 1, encoder_decoder=True)
