@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
-from xcore.specs.device_spec import DeviceSpec, LinkSpec
+from xcore.specs.device_spec import LinkSpec
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec
 from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
@@ -65,9 +65,9 @@ def _layer(
     )
 
 
-def _degree(model: ModelSpec, device: RooflineDevice, tp: int, spec: DeviceSpec, dtype: str) -> DegreeTables:
+def _degree(model: ModelSpec, device: RooflineDevice, tp: int, cluster: ClusterSpec, dtype: str) -> DegreeTables:
     hidden, vocab = model.hidden, model.vocab // tp
-    experts = ExpertsRoofline.of(model, model.experts, device, tp, spec, dtype) if model.experts else None
+    experts = ExpertsRoofline.of(model, model.experts, device, tp, cluster, dtype) if model.experts else None
 
     def head(rows: float) -> float:
         norm = device.elementwise(4 * rows * hidden, 1)
@@ -121,7 +121,7 @@ def roofline_profile(
         dtype=dtype,
         device=spec.kind,
         degrees=tuple(
-            _degree(model, device, tp, spec, dtype) for tp in degrees or model.tp_degrees(cluster.devices_per_node)
+            _degree(model, device, tp, cluster, dtype) for tp in degrees or model.tp_degrees(cluster.devices_per_node)
         ),
         overhead=engine.overhead(overhead_s),
         send=_send(cluster.intra),

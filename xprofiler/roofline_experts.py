@@ -1,9 +1,10 @@
 """Seconds of a mixture-of-experts block: router, grouped products of the experts that a batch reads, shared expert."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from xcore.specs.device_spec import DeviceSpec
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.device_spec import DeviceSpec, LinkSpec
 from xcore.specs.experts import Experts
 from xcore.specs.model import BYTES, ModelSpec
 from xprofiler.roofline_device import RooflineDevice, arithmetic
@@ -21,7 +22,7 @@ class GroupedProducts:
 
 
 # vLLM's kernels on A100, H100 and B200 in the tables of aiconfigurator 0.12.0, with loads by power laws, fitted on a
-# fifth of the rows (`python -m benchmarks.grouped_products`). Medians of the errors of the other rows: 7 to 19 %.
+# fifth of the rows (`python -m benchmarks.grouped_products`). Medians of the errors of the other rows: 7 to 22 %.
 _AMPERE = {"bf16": GroupedProducts(30e-6, 0.35, 0.61), "int4": GroupedProducts(29e-6, 0.38, 0.57)}
 _HOPPER = {
     "bf16": GroupedProducts(45e-6, 0.51, 0.78),
@@ -69,22 +70,20 @@ class ExpertsRoofline:
     weight_bytes: float
     whole: bool
     """Whether each device has whole experts."""
+    link: LinkSpec
+    """The link over which tokens go to spread experts."""
 
     @staticmethod
     def of(
-        model: ModelSpec, experts: Experts, device: RooflineDevice, tp: int, spec: DeviceSpec, dtype: str
+        model: ModelSpec, experts: Experts, device: RooflineDevice, tp: int, cluster: ClusterSpec, dtype: str
     ) -> "ExpertsRoofline":
         """Return the blocks of a model whose experts have weights of a dtype."""
+        spec, link = cluster.device, cluster.intra
+        if experts.spread > cluster.devices_per_node:  # a node's devices share its network
+            link = replace(cluster.inter, bandwidth_bytes_s=cluster.inter.bandwidth_bytes_s / cluster.devices_per_node)
         peak, whole = spec.flops_s[arithmetic(spec, dtype)] * device.engine.clock, model.whole_experts(tp, dtype)
         return ExpertsRoofline(
-            model,
-            experts,
-            device,
-            tp,
-            grouped_products(spec, dtype),
-            peak,
-            BYTES[dtype],
-            whole,
+            model, experts, device, tp, grouped_products(spec, dtype), peak, BYTES[dtype], whole, link
         )
 
     def seconds(self, tokens: float) -> float:
@@ -94,23 +93,33 @@ class ExpertsRoofline:
         computed with its k experts.
         """
         model, experts, device = self.model, self.experts, self.device
-        seconds = device.product(experts.count, model.hidden, tokens) + self.grouped(tokens)
+        seconds = device.product(experts.count, model.hidden, tokens) + self.grouped(tokens) + self._exchange(tokens)
         if experts.shared_ffn:
             matrices = model.gated_matrices(experts.shared_ffn // self.tp)
             seconds += sum(device.product(n, k, tokens) for n, k in matrices)
             seconds += device.elementwise(tokens * (3 if model.gated else 2) * experts.shared_ffn / self.tp, 1)
         return seconds
 
+    def _exchange(self, tokens: float) -> float:
+        """Return seconds to send tokens to the devices of their experts, and the results back; 0 unless spread."""
+        experts, link = self.experts, self.link
+        if experts.spread == 1:
+            return 0.0
+        remote = experts.ranks_of_token(experts.spread) * (1.0 - 1.0 / experts.spread)
+        sent = tokens * remote * self.model.hidden * self.device.activation_bytes
+        return 2.0 * (link.latency_s + sent / link.bandwidth_bytes_s)
+
     def grouped(self, tokens: float) -> float:
         """Return seconds of the chosen experts, from the choice of their rows to the sum of their results.
 
-        With whole experts, these are the seconds of the device with the most rows.
+        With whole experts, these are the seconds of the device with the most rows. Where experts are spread, each of
+        the devices brings `tokens` tokens.
         """
-        experts, hidden = self.experts, self.model.hidden
-        width = experts.ffn if self.whole else experts.ffn // self.tp
+        experts, hidden, ranks = self.experts, self.model.hidden, self.tp * self.experts.spread
+        width, tokens = experts.ffn if self.whole else experts.ffn // self.tp, tokens * experts.spread
         rows, read = tokens * experts.per_token, experts.distinct(tokens)
         if self.whole:
-            rows, read = rows * experts.fullest(tokens, self.tp) / self.tp, read / self.tp
+            rows, read = rows * experts.fullest(tokens, ranks) / ranks, read / ranks
         weights = sum(n * k for n, k in self.model.gated_matrices(width))
         computed = 2.0 * rows * weights / (self.products.flops_share * self.flops_s)
         moved = read * weights * self.weight_bytes + rows * (4 * hidden + 3 * width) * _VALUES

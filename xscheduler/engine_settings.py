@@ -108,6 +108,8 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     If the user named an `engine`, its defaults also apply to admission and prefix caching.
     Raises InputError for a setting that the policy doesn't have.
     """
+    from xscheduler.allocation import spread
+
     policy = settings.policy or "chunked"
     check_choice(policy, tuple(TRAITS), "--policy")
     running = setting.on(policy)
@@ -122,7 +124,7 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     whose = f"the default of {defaults.engine} on {setting.cluster.device.kind}"
     variables, assumed = _variables(policy, settings, defaults, whose)
     admission, caching, rules = _cache_rules(policy, setting, settings, defaults, engine is not None)
-    replicas = settings.replicas or 1
+    replicas = settings.replicas or spread(setting.model)
     tp_degree = settings.tp_degree or _usual_degree(setting, replicas)
     block_size = settings.block_size or BLOCK_SIZE
     cache, stages = (settings.kv_blocks, block_size), settings.layers or settings.stages

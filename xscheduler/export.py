@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from xcore.errors import InputError
 from xcore.policies import TRAITS, runs
-from xcore.specs.builtin_models import HUB_IDS, stands_for
+from xcore.specs.builtin_models import HUB_IDS
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Estimate
 from xcore.specs.model import BYTES, ModelSpec
@@ -117,15 +117,10 @@ def _partition(schedule: Schedule) -> str:
 def _hub_name(name: str) -> str:
     """Return the name under which the engine finds a model.
 
-    A Hugging Face id stays as the user typed it. Otherwise this is the id of the model with the same sizes, or the
-    name.
+    This is the Hugging Face id of a built-in model. Other names stay as the user typed them: a model with the same
+    sizes is another one.
     """
-    if "/" in name or name in HUB_IDS:
-        return HUB_IDS.get(name) or name
-    try:
-        return HUB_IDS.get(stands_for(name) or name) or name
-    except InputError:  # the name of a directory
-        return name
+    return HUB_IDS.get(name) or name
 
 
 def _replica_devices(schedule: Schedule) -> int:
@@ -135,35 +130,41 @@ def _replica_devices(schedule: Schedule) -> int:
 def replicas_together(schedule: Schedule) -> int:
     """Return how many replicas one command starts: the replicas of a node.
 
-    For a mixture of experts it is one: vLLM's replicas of one command would share the experts.
+    For a mixture of experts it is those that share experts: vLLM's replicas of one command always do.
     """
     if schedule.model.spec.experts:
-        return 1
+        return schedule.model.spec.experts.spread
     return min(schedule.replicas, max(1, schedule.cluster.devices_per_node // _replica_devices(schedule)))
 
 
 def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
     """Return the command of each node that a replica spans, and sentences that say where to run them."""
-    nodes = -(-_replica_devices(schedule) // schedule.cluster.devices_per_node)
-    copies, rest = divmod(schedule.replicas, replicas_together(schedule))
-    where = []
-    if nodes == 1:
-        devices = _replica_devices(schedule)
-        each_node = schedule.cluster.devices_per_node // devices
-        if schedule.model.spec.experts and copies > 1:
-            where.append(
-                f"start {copies} of it, at most {each_node} on a node and each with {devices} of its GPUs "
-                "(CUDA_VISIBLE_DEVICES), behind a load balancer"
-            )
-        elif copies > 1 or rest:
-            each = f"each of {copies} nodes" if copies > 1 else "one node"
-            other = f" and, with --data-parallel-size {rest}, on another node," if rest else ""
-            where.append(f"run it on {each}{other} behind a load balancer")
-        return [command], where
-    each = f"for each of the {copies} replicas " if copies > 1 else ""
-    spread = f"{command} --nnodes {nodes} --master-addr $NODE0 --node-rank "
-    where = [f"{each}run one command on each of {nodes} nodes; $NODE0 is the address of the first node"]
-    return [f"{spread}{rank}{' --headless' if rank else ''}" for rank in range(nodes)], where
+    per_node, together = schedule.cluster.devices_per_node, replicas_together(schedule)
+    devices = _replica_devices(schedule) * (together if schedule.model.spec.experts else 1)
+    nodes = -(-devices // per_node)
+    copies, rest = divmod(schedule.replicas, together)
+    if nodes > 1:
+        each = f"for each of the {copies} replicas " if copies > 1 else ""
+        where = f"{each}run one command on each of {nodes} nodes; $NODE0 is the address of the first node"
+        return [f"{command} {_of_node(rank, nodes, together, per_node)}" for rank in range(nodes)], [where]
+    if schedule.model.spec.experts and copies > 1:
+        return [command], [
+            f"start {copies} of it, at most {per_node // devices} on a node and each with {devices} of its GPUs "
+            "(CUDA_VISIBLE_DEVICES), behind a load balancer"
+        ]
+    if copies == 1 and not rest:
+        return [command], []
+    each = f"each of {copies} nodes" if copies > 1 else "one node"
+    other = f" and, with --data-parallel-size {rest}, on another node," if rest else ""
+    return [command], [f"run it on {each}{other} behind a load balancer"]
+
+
+def _of_node(rank: int, nodes: int, together: int, per_node: int) -> str:
+    """Return the flags of one of the nodes that a replica, or replicas that share experts, span."""
+    if together == 1:
+        return f"--nnodes {nodes} --master-addr $NODE0 --node-rank {rank}{' --headless' if rank else ''}"
+    later = f" --data-parallel-start-rank {rank * per_node} --headless" if rank else ""
+    return f"--data-parallel-size-local {per_node} --data-parallel-address $NODE0{later}"
 
 
 def _longest(schedule: Schedule) -> tuple[int, str]:

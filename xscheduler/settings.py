@@ -62,6 +62,7 @@ def find_setting(
     kv_dtype: str | None = None,
     memory_fraction: float | None = None,
     expert_parallel: bool = False,
+    attention_dp: int | None = None,
     columns: str | None = None,
     scale_to_context: bool = False,
     rate: str | None = None,
@@ -89,7 +90,7 @@ def find_setting(
     if model is None:
         model = "opt-13b"
         assumptions.append("model: opt-13b, the default")
-    spec = _with_experts(find_model(model), expert_parallel)
+    spec = _with_experts(find_model(model), expert_parallel, attention_dp)
     if not Path(model).is_dir() and (sizes := stands_for(model)):
         context = f"a context of {spec.context:,} tokens" if spec.longest_request else "an unlimited request length"
         assumptions.append(f"model: '{model}' has the sizes of {sizes}, with {context}")
@@ -102,6 +103,7 @@ def find_setting(
             "out."
         )
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
+    _check_spread(spec, where)
     described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
     assumptions += _one_node_text(where)
     if workload is None:
@@ -190,18 +192,31 @@ def _peculiar_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec, wor
     return texts
 
 
-def _with_experts(model: ModelSpec, whole: bool) -> ModelSpec:
-    """Return the model with whole experts on each device if asked; InputError if it has none."""
-    if not whole:
+def _with_experts(model: ModelSpec, whole: bool, spread: int | None) -> ModelSpec:
+    """Return the model with whole experts on each device, or spread over several, if asked; InputError without any."""
+    if not whole and spread is None:
         return model
     if model.experts is None:
-        raise InputError(f"--expert-parallel: model '{model.name}' has no experts; leave the option out.")
-    return replace(model, experts=replace(model.experts, whole=True))
+        option = "--expert-parallel" if whole else f"--attention-dp {spread}"
+        raise InputError(f"{option}: model '{model.name}' has no experts; leave the option out.")
+    return replace(model, experts=replace(model.experts, whole=whole, spread=spread or 1))
+
+
+def _check_spread(model: ModelSpec, cluster: ClusterSpec) -> None:
+    """Raise InputError unless a cluster's nodes can be divided into groups of devices that share experts."""
+    spread = model.experts.spread if model.experts else 1
+    if cluster.devices_per_node % spread and cluster.devices % spread:
+        raise InputError(
+            f"--attention-dp {spread}: {cluster.devices} devices of '{cluster.name}' can't be divided into groups of "
+            f"{spread}; use a number that divides them."
+        )
 
 
 def _split_text(model: ModelSpec, profile: Profile) -> str:
     """Return how the devices of a tensor-parallel group share the experts, as text."""
     whole = [f"TP{degree.tp}" for degree in profile.degrees if model.whole_experts(degree.tp, profile.dtype)]
+    if model.experts and model.experts.spread > 1:
+        return f"whole ones on {model.experts.spread} devices, each with attention for its own sequences"
     rest = [f"TP{degree.tp}" for degree in profile.degrees if degree.tp > 1 and f"TP{degree.tp}" not in whole]
     texts = [f"a part of each on every device at {', '.join(rest)}"] if rest else []
     texts += [f"whole ones (expert parallelism) at {', '.join(whole)}"] if whole else []

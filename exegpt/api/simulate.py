@@ -143,6 +143,7 @@ def _of_engine(
         kv_dtype=options.kv_dtype,
         memory_fraction=options.memory_fraction,
         expert_parallel=options.expert_parallel,
+        attention_dp=options.attention_dp,
         columns=options.columns,
         scale_to_context=options.scale_to_context,
         engine=options.engine,

@@ -125,6 +125,11 @@ class PredictionOptions:
         "Give each device of a tensor-parallel group whole experts. Default: a part of each, where the widths allow "
         "that.",
     )
+    attention_dp: int | None = option(
+        None,
+        "Attention data parallelism: so many GPUs share the experts, and each has attention for its own sequences. "
+        "Default: none.",
+    )
     engine: str | None = option(
         None,
         "The engine whose time and memory predictions include: vllm (0.14 and later; the default), vllm-0.11, "

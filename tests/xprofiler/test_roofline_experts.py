@@ -112,3 +112,43 @@ def test_time_per_token_is_near_what_was_measured(model, system, engine, tp, mos
                 for row in measured[::6]
             ]
             assert np.abs(errors).mean() < most
+
+
+def test_experts_that_are_spread_are_stored_once_and_attention_in_each():
+    deepseek = builtin_model("deepseek-v3")
+    spread = with_experts(deepseek, spread=8)
+    layers = 8 * spread.layer_bytes(1, "fp8")
+    assert layers == pytest.approx(deepseek.layer_bytes(1, "fp8") + 7 * deepseek.dense_parameters)
+    assert spread.tp_degrees(8) == (1,) and spread.whole_experts(1, "fp8")
+    with pytest.raises(InputError, match="can't be spread evenly over 7 devices"):
+        with_experts(deepseek, spread=7)
+
+
+def test_latent_attention_for_own_sequences_holds_more_and_decodes_more():
+    """Under tensor parallelism every device keeps all keys and values of a latent cache."""
+    from xcore.specs.workload import Workload
+    from xscheduler.engine_settings import engine_schedule
+    from xscheduler.settings import Setting
+    from xsimulator.estimates import estimate
+
+    cluster, deepseek = parse_cluster("8xH200-SXM"), builtin_model("deepseek-v3")
+    kept, rates = [], []
+    for model, tp, replicas in ((deepseek, 8, 1), (with_experts(deepseek, spread=8), 1, 8)):
+        profile = roofline_profile(model, cluster, "fp8", (tp,))
+        setting = Setting(model, cluster, Workload.fixed(1024, 512), profile, "bf16", ())
+        limits = {"max_num_seqs": 512 // replicas, "max_num_batched_tokens": 4096 // replicas}
+        schedule = engine_schedule(setting, "chunked", tp, None, 16, replicas, **limits)
+        kept.append(schedule.kv_blocks * schedule.replicas)
+        rates.append(estimate(schedule, profile).throughput_seq_s)
+    assert kept[1] > 3 * kept[0]
+    assert rates[1] > 1.3 * rates[0]
+
+
+def test_published_throughputs_of_attention_data_parallelism():
+    from benchmarks.published import FILE
+    from benchmarks.published_all import published
+
+    if not FILE.exists():
+        pytest.skip(f"public data are not here: {FILE}")
+    rows = [row for row in published() if row.spread == 4 and row.model.startswith("DeepSeek") and row.device == "B200"]
+    assert rows and max(abs(row.error()) for row in rows) < 0.2

@@ -12,7 +12,7 @@ from xcore.specs.engine_spec import find_engine
 from xcore.specs.schedule import Stage
 from xcore.specs.workload import Workload
 from xprofiler.roofline import roofline_profile
-from xscheduler.engine_settings import resident
+from xscheduler.engine_settings import engine_schedule, resident
 from xscheduler.export import Target
 from xscheduler.settings import find_setting
 from xscheduler.spaces import POLICIES
@@ -163,3 +163,52 @@ def test_drawn_questions_hold():
     found = list(checks(12, seed=7))
     assert sum(check.winner in OTHERS for check in found) == 4
     assert [check.broken for check in found] == [[]] * 12 and max(check.difference for check in found) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("cluster", "spread", "commands", "said"),
+    [
+        ("8xH200-SXM", 8, ["--data-parallel-size 8"], []),
+        ("16xH200-SXM", 8, ["--data-parallel-size 8"], ["start 2 of it, at most 2 on a node and each with 8"]),
+        (
+            "2x8xH200-SXM",
+            16,
+            ["--data-parallel-size 16", "--data-parallel-start-rank 8 --headless"],
+            ["run one command on each of 2 nodes"],
+        ),
+    ],
+)
+def test_experts_that_are_spread_are_started_together(cluster, spread, commands, said):
+    setting = find_setting("deepseek-ai/DeepSeek-R1", cluster, "1024/512", attention_dp=spread)
+    plan = engine_schedule(
+        setting, "chunked", 1, None, 16, setting.cluster.devices, max_num_seqs=8, max_num_batched_tokens=512
+    )
+    followed = VLLM.follows(plan, setting.profile)
+    export = VLLM.export(followed, xsimulator.estimate(followed, setting.profile))
+    assert len(export.commands) == len(commands)
+    for flag, line in zip(commands, export.commands, strict=True):
+        assert flag in line and "--enable-expert-parallel" in line
+    assert all(any(text in sentence for sentence in export.notes) for text in said)
+
+
+def test_a_mixture_of_experts_is_started_one_replica_at_a_time():
+    setting = find_setting("Qwen/Qwen3-235B-A22B-FP8", "8xH200-SXM", "1024/512")
+    for tp, flag in ((4, False), (8, True)):  # an eighth of an expert's width has no whole blocks of scales
+        plan = engine_schedule(setting, "chunked", tp, None, 16, 8 // tp, max_num_seqs=8, max_num_batched_tokens=512)
+        export = VLLM.export(plan, xsimulator.estimate(plan, setting.profile))
+        (command,) = export.commands
+        assert "--data-parallel-size 1 " in command and ("--enable-expert-parallel" in command) is flag
+        assert any("start 2 of it" in text for text in export.notes) is (tp == 4)
+
+
+def test_a_checkpoint_is_exported_under_its_own_name_and_dtype():
+    for name, dtype, flags in (
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", None, "--dtype auto --kv-cache-dtype auto"),
+        ("deepseek-r1", None, "vllm serve deepseek-r1 "),
+        ("meta-llama/Llama-3.1-70B", "fp8", "--dtype auto --quantization fp8"),
+    ):
+        setting = find_setting(name, "8xH200-SXM", "1024/512", dtype=dtype)
+        plan = engine_schedule(setting, "chunked", 8, None, 16, max_num_seqs=8, max_num_batched_tokens=512)
+        assert flags in VLLM.export(plan, xsimulator.estimate(plan, setting.profile)).commands[0]
+    with pytest.raises(InputError, match="vllm doesn't convert weights to int4"):
+        VLLM.check(find_setting("llama-3.1-8b", "1xH100-SXM", "64/64", dtype="int4"), ("chunked",))

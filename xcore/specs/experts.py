@@ -35,12 +35,19 @@ class Experts(Spec):
     biased: bool = False
     whole: bool = False
     """Whether each device of a tensor-parallel group has whole experts; otherwise only where parts can't be."""
+    spread: int = 1
+    """Devices that share the experts, while each has attention for its own sequences (attention data parallelism)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.count:
             raise InputError(
                 f"A mixture of experts has {self.count} experts, of which {self.per_token} for each token: choose at "
                 "least one and at most all."
+            )
+        if self.spread < 1 or self.count % self.spread:
+            raise InputError(
+                f"{self.count} experts can't be spread evenly over {self.spread} devices: choose a number that divides "
+                "them."
             )
         if self.ffn < 1 or self.layers < 1 or self.shared_ffn < 0 or self.skew < 0:
             raise InputError(
@@ -67,6 +74,10 @@ class Experts(Spec):
             turn, place = divmod(index, ranks)
             sums[place if turn % 2 == 0 else ranks - 1 - place] += chance
         return max(sums) * ranks / self.per_token
+
+    def ranks_of_token(self, ranks: int) -> float:
+        """Return on how many of `ranks` devices with whole experts a token's experts are, if all are as likely."""
+        return ranks * (1.0 - (1.0 - 1.0 / ranks) ** self.per_token)
 
     def _chances(self, tokens: float) -> tuple[float, ...]:
         """Return for every expert the chance that a token chooses it; they add up to k."""

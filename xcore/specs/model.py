@@ -113,6 +113,7 @@ class ModelSpec(Spec):
         """Return what the model has beyond dense layers that are all alike, as text."""
         experts, latent, windows = self.experts, self.latent, self.windows
         texts = [f"{experts.count} experts, {experts.per_token} per token"] if experts else []
+        texts += [f"attention data parallelism over {experts.spread}"] if experts and experts.spread > 1 else []
         texts += ["latent attention" + (" over an index" if latent.index else "")] if latent else []
         texts += [f"a window of {windows.size:,} tokens in {windows.layers} of {self.layers} layers"] if windows else []
         return tuple(texts)
@@ -323,7 +324,8 @@ class ModelSpec(Spec):
             return self.encoder_layer_parameters * BYTES[dtype] / tp
         copied = self.latent.matrices(self.hidden, 1)[0][0] * self.hidden if self.latent else 0  # on every device
         dense = copied + (self.dense_parameters - copied) / tp
-        return dense * BYTES[self.dense_dtype(dtype)] + self.expert_parameters * BYTES[dtype] / tp
+        devices = tp * (self.experts.spread if self.experts else 1)
+        return dense * BYTES[self.dense_dtype(dtype)] + self.expert_parameters * BYTES[dtype] / devices
 
     def kv_bytes(self, tp: int = 1, dtype: str = "fp16") -> int:
         """Return the bytes of the keys and values of one token in one layer on one of `tp` devices."""
@@ -344,6 +346,8 @@ class ModelSpec(Spec):
         def fits(tp: int) -> bool:
             kv = bool(self.latent) or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
             divided = experts is None or experts.ffn % tp == 0 or experts.count % tp == 0
+            if experts and experts.spread > 1 and tp > 1:
+                return False  # each device has attention for its own sequences
             return self.heads % tp == 0 and all(width % tp == 0 for width in widths) and divided and kv
 
         return tuple(tp for tp in (2**i for i in range(most.bit_length())) if tp <= most and fits(tp))
@@ -353,10 +357,10 @@ class ModelSpec(Spec):
 
         That is so where the parts would be no multiple of the 128 weights that share a scale in 8 bits.
         """
-        if self.experts is None or tp == 1:
+        if self.experts is None or tp * self.experts.spread == 1:
             return False
-        width = self.experts.ffn
-        return self.experts.whole or width % tp != 0 or (dtype == "fp8" and width // tp % _BLOCK != 0)
+        width, apart = self.experts.ffn, self.experts.whole or self.experts.spread > 1
+        return apart or width % tp != 0 or (dtype == "fp8" and width // tp % _BLOCK != 0)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> "ModelSpec":

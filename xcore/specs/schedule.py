@@ -119,6 +119,11 @@ class Schedule(Spec):
             )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
+        experts = self.model.spec.experts
+        if experts and self.replicas % experts.spread:
+            raise InputError(
+                f"A schedule can't have {self.replicas:,} replicas that share experts in groups of {experts.spread}."
+            )
         if self.replicas > MAX_DEVICES:
             raise InputError(f"A schedule can't have {self.replicas:,} replicas: the maximum is {MAX_DEVICES:,}.")
         for name, dtype, known in (("dtype", self.dtype, tuple(BYTES)), ("kv_dtype", self.kv_dtype, KV_DTYPES)):
