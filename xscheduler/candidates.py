@@ -157,6 +157,7 @@ def candidates(
 
     def evaluate(values: Values) -> tuple[Outcome, float]:
         """Return a point's outcome, with a smaller pool if the bounds require it, and its best_below in tokens/s."""
+        space.pools.pop(values, None)  # of an earlier evaluation, which would hide what the whole memory gives
         where, result = space.where, space.outcome(values)
         best_below, waits = result.best_below, disaggregated and (result.best_below or values[0] == 1)
         if waits and limits.fullness(where, result) > 1.0:

@@ -149,9 +149,10 @@ def test_shares_are_given_for_every_bandwidth(reads, share):
         ("NVIDIA A40", 0.696),
         ("NVIDIA GeForce RTX 4090", 1.008),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 1.792),
-        ("NVIDIA A100 80GB PCIe", None),  # another memory than the SXM one's
-        ("NVIDIA H100 PCIe", None),
-        ("Tesla T4", None),
+        ("NVIDIA A100 80GB PCIe", 1.935),  # another memory than the SXM one's
+        ("NVIDIA H100 PCIe", 2.0),
+        ("Tesla T4", 0.32),
+        ("NVIDIA GB10", None),
     ],
 )
 def test_the_data_sheet_is_found_by_torchs_name(name, tb_s):

@@ -7,6 +7,7 @@ import pytest
 
 from xcore.errors import InputError
 from xcore.policies import TRAITS
+from xcore.quantity import figure_text
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.request_times import steady_tokens_s
@@ -54,7 +55,9 @@ def test_it_is_what_the_event_simulator_makes_of_it():
     run = replay(found.schedule, PROFILE, REQUESTS, timeline=False)
     assert found.estimate.throughput_tok_s == pytest.approx(steady_tokens_s(run.served), rel=0.03)
     assert run.preemptions / len(REQUESTS) < 0.1
-    assert any(f"preempted {found.estimate.preemptions_per_request:.2g}" in text for text in found.assumptions)
+    assert any(
+        f"preempted {figure_text(found.estimate.preemptions_per_request)} times" in text for text in found.assumptions
+    )
 
 
 def test_a_policy_reserves_where_growing_brings_no_more():

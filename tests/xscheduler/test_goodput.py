@@ -352,8 +352,9 @@ def test_one_thread_and_two_find_the_same_with_at_most_140_replays(monkeypatch):
     searches = [found.tuned.search for found in answers]
     assert answers[0].tuned.schedule == answers[1].tuned.schedule
     assert answers[0].highest_rate_seq_s == answers[1].highest_rate_seq_s
-    assert searches[0].replays == searches[1].replays <= 140  # 173 when every batch was replayed
-    assert searches[0].evaluations == searches[1].evaluations <= 140
+    for search in searches:  # two threads may ask one more at a time: 173 when every batch was replayed
+        assert search.evaluations <= search.replays <= 140
+    assert abs(searches[0].replays - searches[1].replays) <= 4
 
 
 def test_a_rate_that_nothing_sustains_names_the_highest():

@@ -24,5 +24,5 @@ def llama4(config: Config, name: str) -> ModelSpec:
         shared_ffn=width,
     )
     chunk = config.size("attention_chunk_size", 8192)
-    windows = Windows(chunk, spec.layers - spec.layers // _WHOLE, "chunked")
+    windows = Windows(chunk, spec.layers - spec.layers // _WHOLE, "chunks")
     return replace(spec, ffn=config.size("intermediate_size_mlp", 2 * width), experts=experts, windows=windows)

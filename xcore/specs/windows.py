@@ -19,8 +19,8 @@ class Windows(Spec):
 
     size: int
     layers: int
-    kind: Literal["sliding", "chunked"] = "sliding"
-    """`chunked`: a token sees only the tokens since the last multiple of `size`."""
+    kind: Literal["sliding", "chunks"] = "sliding"
+    """`chunks`: a token sees only the tokens since the last multiple of `size`."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.layers < 1:
@@ -40,7 +40,7 @@ class Windows(Spec):
 
     def read(self, past: float) -> float:
         """Return the cached tokens that a new token after `past` reads."""
-        if self.kind == "chunked" and past >= self.size:
+        if self.kind == "chunks" and past >= self.size:
             return (self.size - 1) / 2  # the mean over positions
         return min(past, self.size - 1)
 

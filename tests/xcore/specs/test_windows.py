@@ -13,7 +13,7 @@ def sees(position: int, size: int, kind: str) -> int:
     return min(position + 1, size) if kind == "sliding" else position % size + 1
 
 
-@given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 20), st.sampled_from(["sliding", "chunked"]))
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 20), st.sampled_from(["sliding", "chunks"]))
 def test_seen_is_the_sum_over_the_tokens(new, past, size, kind):
     windows = Windows(size, 1, kind)
     exact = sum(sees(position, size, kind) for position in range(past, past + new))
