@@ -257,6 +257,11 @@ def engine_schedule(
     _check_engine(setting, policy, variables)
     control = TRAITS[policy].record(variables)
     layers = stages if isinstance(stages, tuple) else None
+    if tp_degree > 1 and model.experts and model.experts.spread > 1:
+        raise InputError(
+            "Replicas that share experts (--attention-dp, or several of vLLM with --enable-expert-parallel) have one "
+            f"device each, but the tensor-parallel degree is {tp_degree}: use 1, or leave the sharing out."
+        )
     if tp_degree not in model.tp_degrees(tp_degree):
         fit = model.tp_degrees(setting.cluster.devices_per_node)
         raise InputError(

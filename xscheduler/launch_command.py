@@ -189,6 +189,9 @@ def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
         )
     settings.setdefault("tp_degree", 1)
     settings.setdefault("replicas", 1)
+    if settings.get("expert_parallel") and settings["replicas"] > 1:  # its replicas share the experts
+        settings["attention_dp"] = settings["replicas"]
+        del settings["expert_parallel"]
     return Launch(engine, model, settings | {"stages": stages}, tuple(named), longest)
 
 

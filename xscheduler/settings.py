@@ -183,6 +183,12 @@ def _peculiar_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec, wor
             f"experts: {experts.per_token} of {experts.count} per token in {experts.layers} of {model.layers} layers, "
             f"{_split_text(model, profile)}{held}; their loads follow a power law with exponent {experts.skew:g}"
         )
+    widest = max(degree.tp for degree in profile.degrees)
+    if model.latent and experts and widest > 1:
+        texts.append(
+            "latent attention: each device of a tensor-parallel group keeps all keys and values; "
+            f"--attention-dp {widest} gives each its own sequences instead"
+        )
     if windows:
         tokens = workload.mean_tokens
         texts.append(

@@ -163,8 +163,8 @@ def _of_file(
 
     Raises InputError for options whose values are already in the file.
     """
-    names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction")
-    others = {name: getattr(options, name) for name in names}
+    names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction", "expert_parallel", "attention_dp")
+    others = {name: getattr(options, name) or None for name in names}
     for name, value in (settings.given | others).items():
         if value is not None:
             typed = " ".join(option_words(name, value))

@@ -90,3 +90,11 @@ def test_what_cant_be_simulated_is_refused_by_name(command, said):
     with pytest.raises(InputError) as error:
         read_launch(command)
     assert said in str(error.value)
+
+
+def test_replicas_that_share_experts_are_attention_data_parallel():
+    launch = read_launch("vllm serve deepseek-ai/DeepSeek-R1 --data-parallel-size 8 --enable-expert-parallel")
+    assert launch.settings["attention_dp"] == launch.settings["replicas"] == 8
+    assert "expert_parallel" not in launch.settings
+    alone = read_launch("vllm serve Qwen/Qwen3-235B-A22B-FP8 -tp 8 --enable-expert-parallel").settings
+    assert alone["expert_parallel"] and "attention_dp" not in alone
