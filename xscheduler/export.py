@@ -8,6 +8,7 @@ from xcore.specs.builtin_models import HUB_IDS
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Estimate
 from xcore.specs.model import BYTES, ModelSpec
+from xcore.specs.model_names import same_name
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xscheduler.launch_command import LAYER_PARTITION
@@ -120,7 +121,9 @@ def _hub_name(name: str) -> str:
     This is the Hugging Face id of a built-in model. Other names stay as the user typed them: a model with the same
     sizes is another one.
     """
-    return HUB_IDS.get(name) or name
+    if "/" in name:
+        return name
+    return next((hub for builtin, hub in HUB_IDS.items() if hub and same_name(name, builtin)), name)
 
 
 def _replica_devices(schedule: Schedule) -> int:

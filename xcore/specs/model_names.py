@@ -158,6 +158,11 @@ def _quantised_dtype(name: str, words: list[str], builtin: str) -> str:
     return dtype
 
 
+def same_name(one: str, other: str) -> bool:
+    """Return whether two names of a model differ only in spelling, as `llama3.1:8b` and `llama-3.1-8b` do."""
+    return _plain(one.lower()) == _plain(other.lower())
+
+
 def _plain(text: str) -> str:
     """Return the name without its owner, in the built-in names' spelling.
 

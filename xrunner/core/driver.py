@@ -92,6 +92,8 @@ class Driver:
         """A change that is made whatever the lengths are."""
         self.elsewhere: Callable[[str], object] = lambda request_id: None
         """Called with the ids of aborted requests that this driver doesn't have."""
+        self._asked_all = False
+        """Whether the policy was offered all requests that have arrived, and ran none of them."""
         self.changes: list[Change] = []
         self.left: list[int] = []
         """Places of the requests that are left to another engine."""
@@ -169,7 +171,9 @@ class Driver:
         if not all(lane.idle for lane in self.lanes):
             self.worker.wait(lambda: any(lane.update() for lane in self.lanes) or self.now() >= until)
         elif arrival is None and self.ledger.waiting:
-            raise RuntimeError(f"the policy never runs any of {len(self.ledger.waiting)} waiting requests")
+            if self._asked_all:
+                raise RuntimeError(f"the policy never runs any of {len(self.ledger.waiting)} waiting requests")
+            self._asked_all = True  # the last may have arrived after the policy was asked: ask once more
         else:
             time.sleep(max(0.0, until - self.now()))
 
@@ -196,6 +200,7 @@ class Driver:
                 victim.sequence.last_token_s = inf
         if step is None:
             return False
+        self._asked_all = False
         for sequence, _ in step.encode:
             self.outputs.begin(self.outputs.running[sequence.index], now)
         lane.run(step, now)

@@ -17,6 +17,7 @@ from xcore.errors import InputError
 from xcore.orders import fcfs
 from xcore.policies.from_schedule import make_ledger, make_policy
 from xcore.requests.request import Request
+from xrunner.core.driver import Driver
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
 
@@ -73,6 +74,24 @@ def test_outputs_end_at_an_end_of_text(directories, models):
         assert len(stopped) > 0
     free = Engine(ending, schedule(ending)).run(requests(LENGTHS, ignore_eos=True)).results
     assert all(len(r.output_ids) == LENGTHS[int(r.id)][1] and r.finish_reason == "length" for r in free)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_request_that_arrives_after_the_policy_was_asked_is_run(models, monkeypatch, policy):
+    model, clock = models["llama"], [0.0]
+    engine = Engine(model, schedule(model, policy))
+    turn = Driver.turn
+
+    def turned(driver):
+        stepped = turn(driver)
+        clock[0] += 0.1
+        return stepped
+
+    monkeypatch.setattr(Driver, "turn", turned)
+    monkeypatch.setattr(Driver, "now", lambda driver: clock[0])
+    (request,) = requests([(5, 3)])
+    report = engine.run([Request(request.id, request.prompt_ids, 3, True, 0.05)])
+    assert [len(result.output_ids) for result in report.results] == [3]
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -35,6 +35,13 @@ EXAMPLES = 60 if os.environ.get("EXEGPT_TESTS") == "all" else 20
 FORMATS = (
     "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools tool_choice".split()
 )
+SHORTEST = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+"""Bodies that are accepted."""
 ADMINISTERED = ["POST /schedule", "POST /drain"]
 """Of a server with an administrator's token alone."""
 
@@ -91,6 +98,9 @@ def test_answers_are_as_described(document, operation):
 
     statuses: list[int] = []
     answered()
+    if path in SHORTEST:  # all that is drawn may break a rule that no schema has
+        shortest = made.Case(body=SHORTEST[path], media_type="application/json")
+        statuses.append(shortest.call_and_validate(checks=CHECKS).status_code)
     assert 200 in statuses or "{" in path
 
 
