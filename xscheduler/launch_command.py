@@ -77,6 +77,14 @@ def _share(text: str) -> float:
 LAYER_PARTITION = "VLLM_PP_LAYER_PARTITION"
 """The environment variable with the layers of each pipeline stage of vLLM (vllm/envs.py)."""
 _DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_QUANTIZATIONS = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "w8a8_fp8"), "fp8"),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), "int4"),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4"), "nvfp4"),
+    "mxfp4": "mxfp4",
+    "w8a8_int8": "int8",
+    "compressed-tensors": None,
+}
 _KV_DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
 
@@ -91,7 +99,7 @@ def _one_of(known: Mapping[str, str | None]) -> Read:
 
 _SHARED: dict[str, tuple[str, Read]] = {
     "dtype": ("dtype", _one_of(_DTYPES)),
-    "quantization": ("quantization", _one_of({"fp8": "fp8"})),
+    "quantization": ("quantization", _one_of(_QUANTIZATIONS)),
     "kv-cache-dtype": ("kv_dtype", _one_of(_KV_DTYPES)),
 }
 _VALUES: dict[str, dict[str, tuple[str, Read]]] = {

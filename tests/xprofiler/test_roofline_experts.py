@@ -152,3 +152,16 @@ def test_published_throughputs_of_attention_data_parallelism():
         pytest.skip(f"public data are not here: {FILE}")
     rows = [row for row in published() if row.spread == 4 and row.model.startswith("DeepSeek") and row.device == "B200"]
     assert rows and max(abs(row.error()) for row in rows) < 0.2
+
+
+def test_imported_tables_are_refused_for_what_they_do_not_have(tmp_path):
+    from xprofiler.layer_folder import layers_profile
+    from xprofiler.vidur import vidur_profile
+
+    for name, what in (
+        ("mixtral-8x7b", "8 experts, 2 per token"),
+        ("gemma-3-4b", "a window of 1,024 tokens in 29 of 34"),
+    ):
+        for imported in (layers_profile, vidur_profile):
+            with pytest.raises(InputError, match=f"{what}.*imported tables don't cover"):
+                imported(builtin_model(name), tmp_path)

@@ -27,6 +27,8 @@ def test_vllms_words():
     }
     assert launch.unmodelled == ("--port", "--trust-remote-code")
     assert read_launch("vllm serve m --dtype bfloat16 --quantization fp8").settings["dtype"] == "fp8"
+    assert read_launch("vllm serve m --quantization awq_marlin").settings["dtype"] == "int4"
+    assert "dtype" not in read_launch("vllm serve m -q compressed-tensors").settings  # as the checkpoint says
 
 
 def test_sglangs_words():
@@ -75,7 +77,7 @@ def test_what_isnt_said_is_one_device():
         ("vllm serve m --enable-prefix-caching=False", "--enable-prefix-caching takes no value"),
         ("vllm serve m --trust_remote_code=true", "--trust-remote-code takes no value"),
         ("python -m sglang.launch_server --model m --disable-radix-cache=0", "--disable-radix-cache takes no value"),
-        ("vllm serve m --quantization awq", "isn't one of fp8"),
+        ("vllm serve m --quantization gguf", "isn't one of fp8"),
         ("vllm serve m --max-num-seqs", "ends with --max-num-seqs, but this flag needs a value"),
         ("vllm serve m -tp 2 --tensor-parallel-size 4", "sets --tensor-parallel-size twice, to 2 and to 4"),
         ("VLLM_PP_LAYER_PARTITION=9,9,14 vllm serve m -pp 2", "PARTITION=9,9,14, but 2 pipeline stages"),
