@@ -46,7 +46,7 @@ class Published:
     output: int
     requests: int
     tokens_s: float
-    spread: int
+    attention_dp: int
     """Devices that share the experts and have attention for their own sequences; 1: none do."""
 
     @property
@@ -56,8 +56,8 @@ class Published:
     @property
     def spec(self) -> ModelSpec:
         spec = builtin_model(NAMES.get(self.model, self.model))
-        if spec.experts and self.spread > 1:
-            return replace(spec, experts=replace(spec.experts, spread=self.spread))
+        if spec.experts and self.attention_dp > 1:
+            return replace(spec, experts=replace(spec.experts, attention_dp=self.attention_dp))
         return spec
 
     def dtypes(self, spec: ModelSpec) -> tuple[str, str]:
@@ -70,7 +70,7 @@ class Published:
         """(predicted - published) / published throughput; None where it can't be answered."""
         from xsimulator.replay.event_simulator import replay
 
-        tp = 1 if self.spread > 1 else self.tp
+        tp = 1 if self.attention_dp > 1 else self.tp
         try:
             spec, cluster = self.spec, parse_cluster(f"{self.tp * self.pp}x{self.device}", KV_SHARE)
             dtype, kv_dtype = self.dtypes(spec)
@@ -78,7 +78,7 @@ class Published:
             profile = roofline_profile(spec, cluster, dtype, (tp,), kv_dtype=kv_dtype, engine=engine)
             setting = Setting(spec, cluster, Workload.fixed(self.input, self.output), profile, kv_dtype, ())
             limits = {"max_num_seqs": MOST_SEQUENCES, "max_num_batched_tokens": MOST_TOKENS}
-            schedule = engine_schedule(setting, "chunked", tp, None, 16, self.spread, self.pp, **limits)
+            schedule = engine_schedule(setting, "chunked", tp, None, 16, self.attention_dp, self.pp, **limits)
         except InputError:
             return None
         requests = [RequestLengths(self.input, self.output)] * self.requests

@@ -31,7 +31,7 @@ class KernelTables:
     def cover(self, model: ModelSpec, dtype: str, kv_dtype: str) -> bool:
         """Return whether a model can be imported in these dtypes."""
         sizes = self.head_sizes_kv8 if kv_dtype == "fp8" else self.head_sizes if kv_dtype in ("bf16", "fp16") else ()
-        return not (model.encoder_layers or model.peculiarities) and dtype in self.dtypes and model.head_size in sizes
+        return not (model.encoder_layers or model.beyond_dense) and dtype in self.dtypes and model.head_size in sizes
 
 
 _BOTH = (64, 128)

@@ -18,7 +18,7 @@ from xcore.rows import CsvRow, csv_rows
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.gaps import Array, bridge, gridded, table
-from xprofiler.operators import refuse_peculiar
+from xprofiler.operators import refuse_beyond_dense
 
 _IN_LAYER = ("layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -33,7 +33,7 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
     Raises:
         InputError: A file, column or layer is missing, or `meta.yaml` names another model.
     """
-    refuse_peculiar(model)
+    refuse_beyond_dense(model)
     meta = _meta(folder)
     _check_model(model, meta, folder)
     dtype = dtype or meta.get("variant")

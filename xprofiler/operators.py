@@ -65,7 +65,7 @@ def compose(
     Raises:
         InputError: The model is an encoder-decoder, or its layers are not all dense and alike.
     """
-    refuse_peculiar(model)
+    refuse_beyond_dense(model)
     if model.encoder_layers:
         raise InputError(
             f"'{model.name}' has an encoder with bidirectional attention, but operator tables hold only causal "
@@ -96,11 +96,11 @@ def compose(
     )
 
 
-def refuse_peculiar(model: ModelSpec) -> None:
+def refuse_beyond_dense(model: ModelSpec) -> None:
     """Raise InputError for a model with parts that imported tables of kernels don't have."""
-    if model.peculiarities:
+    if model.beyond_dense:
         raise InputError(
-            f"Model '{model.name}' has {' and '.join(model.peculiarities)}, which imported tables don't cover "
+            f"Model '{model.name}' has {' and '.join(model.beyond_dense)}, which imported tables don't cover "
             "yet: leave --profile out to use the roofline."
         )
 

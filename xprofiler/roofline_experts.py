@@ -68,10 +68,10 @@ class ExpertsRoofline:
     flops_s: float
     """The peak rate of the experts' arithmetic, at the engine's clock."""
     weight_bytes: float
-    whole: bool
+    expert_parallel: bool
     """Whether each device has whole experts."""
     link: LinkSpec
-    """The link over which tokens go to spread experts."""
+    """The link over which tokens go to the experts of other devices."""
 
     @staticmethod
     def of(
@@ -79,9 +79,9 @@ class ExpertsRoofline:
     ) -> "ExpertsRoofline":
         """Return the blocks of a model whose experts have weights of a dtype."""
         spec, link = cluster.device, cluster.intra
-        if experts.spread > cluster.devices_per_node:  # a node's devices share its network
+        if experts.attention_dp > cluster.devices_per_node:  # a node's devices share its network
             link = replace(cluster.inter, bandwidth_bytes_s=cluster.inter.bandwidth_bytes_s / cluster.devices_per_node)
-        peak, whole = spec.flops_s[arithmetic(spec, dtype)] * device.engine.clock, model.whole_experts(tp, dtype)
+        peak, whole = spec.flops_s[arithmetic(spec, dtype)] * device.engine.clock, model.expert_parallel(tp, dtype)
         return ExpertsRoofline(
             model, experts, device, tp, grouped_products(spec, dtype), peak, BYTES[dtype], whole, link
         )
@@ -101,24 +101,24 @@ class ExpertsRoofline:
         return seconds
 
     def _exchange(self, tokens: float) -> float:
-        """Return seconds to send tokens to the devices of their experts, and the results back; 0 unless spread."""
+        """Return seconds to send tokens to the devices of their experts, and the results back."""
         experts, link = self.experts, self.link
-        if experts.spread == 1:
+        if experts.attention_dp == 1:
             return 0.0
-        remote = experts.ranks_of_token(experts.spread) * (1.0 - 1.0 / experts.spread)
+        remote = experts.ranks_of_token(experts.attention_dp) * (1.0 - 1.0 / experts.attention_dp)
         sent = tokens * remote * self.model.hidden * self.device.activation_bytes
         return 2.0 * (link.latency_s + sent / link.bandwidth_bytes_s)
 
     def grouped(self, tokens: float) -> float:
         """Return seconds of the chosen experts, from the choice of their rows to the sum of their results.
 
-        With whole experts, these are the seconds of the device with the most rows. Where experts are spread, each of
-        the devices brings `tokens` tokens.
+        With whole experts, these are the seconds of the device with the most rows. With attention data parallelism,
+        each device brings `tokens` tokens.
         """
-        experts, hidden, ranks = self.experts, self.model.hidden, self.tp * self.experts.spread
-        width, tokens = experts.ffn if self.whole else experts.ffn // self.tp, tokens * experts.spread
+        experts, hidden, ranks = self.experts, self.model.hidden, self.tp * self.experts.attention_dp
+        width, tokens = experts.ffn if self.expert_parallel else experts.ffn // self.tp, tokens * experts.attention_dp
         rows, read = tokens * experts.per_token, experts.distinct(tokens)
-        if self.whole:
+        if self.expert_parallel:
             rows, read = rows * experts.fullest(tokens, ranks) / ranks, read / ranks
         weights = sum(n * k for n, k in self.model.gated_matrices(width))
         computed = 2.0 * rows * weights / (self.products.flops_share * self.flops_s)

@@ -145,16 +145,16 @@ def accuracy(profile: "Profile", cluster: ClusterSpec, model: "ModelSpec") -> tu
     """
     if profile.source != "roofline" or profile.device == "cpu":
         return ()
-    if model.peculiarities:
-        compared: tuple[str, ...] = (_peculiar_text(model),)
+    if model.beyond_dense:
+        compared: tuple[str, ...] = (_beyond_dense_text(model),)
     else:
         compared = _compared(profile, cluster)
     return (*compared, *_taken_over(cluster))
 
 
-def _peculiar_text(model: "ModelSpec") -> str:
+def _beyond_dense_text(model: "ModelSpec") -> str:
     """Return the sentence on the errors of a model whose layers are not all dense and alike."""
-    text = f"accuracy: rooflines of models with {' and '.join(model.peculiarities)} were not compared with measurements"
+    text = f"accuracy: rooflines of models with {' and '.join(model.beyond_dense)} were not compared with measurements"
     if model.experts and not model.latent:
         return (
             f"{text} one by one; time per token of three mixtures of experts on H100, H200 and B200 had a median error "

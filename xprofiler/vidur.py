@@ -17,7 +17,7 @@ from xcore.rows import CsvRow, csv_rows, csv_table
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.gaps import bridge, gridded, table
-from xprofiler.operators import refuse_peculiar
+from xprofiler.operators import refuse_beyond_dense
 
 _IN_LAYER = (
     *("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "add"),
@@ -70,7 +70,7 @@ def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_
     Raises:
         InputError: The files don't hold this model's shapes.
     """
-    refuse_peculiar(model)
+    refuse_beyond_dense(model)
     files = _Files(folder)
     mlp_shape = {
         "n_head": model.heads,

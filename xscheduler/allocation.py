@@ -50,18 +50,11 @@ def uniform_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequ
 
     `per_node` has the same meaning as in `_stands`.
     """
-    if spread(model) > 1 and devices > 1:
-        return ()
     return tuple(
         Layout(devices, tp, devices if tp > 1 else 0)
         for tp in degrees
         if devices % tp == 0 and _stands(tp, devices, per_node) and devices // tp <= most_stages(model)
     )
-
-
-def spread(model: ModelSpec) -> int:
-    """Return over how many replicas of one device a model's experts are spread; 1: over none."""
-    return model.experts.spread if model.experts else 1
 
 
 def _stands(tp: int, devices: int, per_node: int) -> bool:
@@ -74,8 +67,6 @@ def partial_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequ
 
     Every degree is combined with every multiple of it. `per_node` has the same meaning as in `_stands`.
     """
-    if spread(model) > 1 and devices > 1:
-        return ()
     layouts = [Layout(devices)] if 1 in degrees and devices <= most_stages(model) else []
     for tp in degrees:
         if tp == 1 or not _stands(tp, devices, per_node):

@@ -108,8 +108,6 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     If the user named an `engine`, its defaults also apply to admission and prefix caching.
     Raises InputError for a setting that the policy doesn't have.
     """
-    from xscheduler.allocation import spread
-
     policy = settings.policy or "chunked"
     check_choice(policy, tuple(TRAITS), "--policy")
     running = setting.on(policy)
@@ -124,7 +122,7 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     whose = f"the default of {defaults.engine} on {setting.cluster.device.kind}"
     variables, assumed = _variables(policy, settings, defaults, whose)
     admission, caching, rules = _cache_rules(policy, setting, settings, defaults, engine is not None)
-    replicas = settings.replicas or spread(setting.model)
+    replicas = settings.replicas or setting.model.attention_dp
     tp_degree = settings.tp_degree or _usual_degree(setting, replicas)
     block_size = settings.block_size or BLOCK_SIZE
     cache, stages = (settings.kv_blocks, block_size), settings.layers or settings.stages
@@ -257,7 +255,7 @@ def engine_schedule(
     _check_engine(setting, policy, variables)
     control = TRAITS[policy].record(variables)
     layers = stages if isinstance(stages, tuple) else None
-    if tp_degree > 1 and model.experts and model.experts.spread > 1:
+    if tp_degree > 1 and model.attention_dp > 1:
         raise InputError(
             "Replicas that share experts (--attention-dp, or several of vLLM with --enable-expert-parallel) have one "
             f"device each, but the tensor-parallel degree is {tp_degree}: use 1, or leave the sharing out."

@@ -104,7 +104,7 @@ class Target:
         values = " ".join(f"--{key} {value}" for key, value in flags.items())
         name = self.weights or _hub_name(model.name)
         switches = "--enable-chunked-prefill --enable-prefix-caching"
-        if model.whole_experts(schedule.stages[0].tp, schedule.dtype):
+        if model.expert_parallel(schedule.stages[0].tp, schedule.dtype):
             switches += " --enable-expert-parallel"
         return f"{_partition(schedule)}{self.engine} serve {name} {switches} {values}"
 
@@ -136,7 +136,7 @@ def replicas_together(schedule: Schedule) -> int:
     For a mixture of experts it is those that share experts: vLLM's replicas of one command always do.
     """
     if schedule.model.spec.experts:
-        return schedule.model.spec.experts.spread
+        return schedule.model.spec.attention_dp
     return min(schedule.replicas, max(1, schedule.cluster.devices_per_node // _replica_devices(schedule)))
 
 

@@ -163,9 +163,10 @@ class SearchProblem:
         return layer_speeds(self.load.workload, self.cost_model.profile)
 
     def replica_sizes(self) -> tuple[int, ...]:
-        """Return the device counts that a replica may have."""
+        """Return the device counts that a replica may have: one with attention data parallelism."""
         cluster, asked = self.cost_model.cluster, self.fixed.get("replicas")
-        return tuple(n for n in replica_sizes(cluster) if asked is None or most_replicas(cluster, n) == asked)
+        sizes = (1,) if self.cost_model.model.attention_dp > 1 else replica_sizes(cluster)
+        return tuple(n for n in sizes if asked is None or most_replicas(cluster, n) == asked)
 
     def layouts(self, devices: int, uniform: bool, side: str = "decode") -> tuple[Layout, ...]:
         """Return the layouts of `devices` devices that match the tensor parallelism that the user fixed.

@@ -103,7 +103,7 @@ def find_setting(
             "out."
         )
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
-    _check_spread(spec, where)
+    _check_attention_dp(spec, where)
     described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
     assumptions += _one_node_text(where)
     if workload is None:
@@ -129,7 +129,7 @@ def find_setting(
     assumptions += _kv_text(kv_dtype, kept, chosen)
     if dtype is None:
         assumptions.append(f"dtype: {chosen.dtype}, {why}")
-    assumptions += _peculiar_text(spec, chosen, where, load)
+    assumptions += _beyond_dense_text(spec, chosen, where, load)
     if memory_fraction is None and not described:
         serving = engine_of(chosen)
         where = replace(where, memory_fraction=serving.memory.fraction)
@@ -170,7 +170,7 @@ def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
     return [f"keys and values: {kept}, the default for weights in {profile.dtype}; --kv-dtype sets another dtype"]
 
 
-def _peculiar_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec, workload: Workload) -> list[str]:
+def _beyond_dense_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec, workload: Workload) -> list[str]:
     """Return sentences on what is assumed of weights of few bits, of experts, and of layers with windows."""
     texts, experts, windows = [], model.experts, model.windows
     if BYTES[profile.dtype] < 2 and profile.source == "roofline":
@@ -198,31 +198,32 @@ def _peculiar_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec, wor
     return texts
 
 
-def _with_experts(model: ModelSpec, whole: bool, spread: int | None) -> ModelSpec:
-    """Return the model with whole experts on each device, or spread over several, if asked; InputError without any."""
-    if not whole and spread is None:
+def _with_experts(model: ModelSpec, expert_parallel: bool, attention_dp: int | None) -> ModelSpec:
+    """Return the model with its experts divided among devices as asked; InputError for a model without experts."""
+    if not expert_parallel and attention_dp is None:
         return model
     if model.experts is None:
-        option = "--expert-parallel" if whole else f"--attention-dp {spread}"
+        option = "--expert-parallel" if expert_parallel else f"--attention-dp {attention_dp}"
         raise InputError(f"{option}: model '{model.name}' has no experts; leave the option out.")
-    return replace(model, experts=replace(model.experts, whole=whole, spread=spread or 1))
+    shared = 1 if attention_dp is None else attention_dp
+    return replace(model, experts=replace(model.experts, expert_parallel=expert_parallel, attention_dp=shared))
 
 
-def _check_spread(model: ModelSpec, cluster: ClusterSpec) -> None:
-    """Raise InputError unless a cluster's nodes can be divided into groups of devices that share experts."""
-    spread = model.experts.spread if model.experts else 1
-    if cluster.devices_per_node % spread and cluster.devices % spread:
+def _check_attention_dp(model: ModelSpec, cluster: ClusterSpec) -> None:
+    """Raise InputError unless the devices that share experts are a part of a node, or whole nodes."""
+    shared, per_node = model.attention_dp, cluster.devices_per_node
+    if per_node % shared and (shared % per_node or cluster.devices % shared):
         raise InputError(
-            f"--attention-dp {spread}: {cluster.devices} devices of '{cluster.name}' can't be divided into groups of "
-            f"{spread}; use a number that divides them."
+            f"--attention-dp {shared}: '{cluster.name}' has {cluster.nodes} x {per_node} devices, and groups of "
+            f"{shared} are neither equal parts of a node nor whole nodes; use a number that divides {per_node}."
         )
 
 
 def _split_text(model: ModelSpec, profile: Profile) -> str:
     """Return how the devices of a tensor-parallel group share the experts, as text."""
-    whole = [f"TP{degree.tp}" for degree in profile.degrees if model.whole_experts(degree.tp, profile.dtype)]
-    if model.experts and model.experts.spread > 1:
-        return f"whole ones on {model.experts.spread} devices, each with attention for its own sequences"
+    whole = [f"TP{degree.tp}" for degree in profile.degrees if model.expert_parallel(degree.tp, profile.dtype)]
+    if model.attention_dp > 1:
+        return f"whole ones on {model.attention_dp} devices, each with attention for its own sequences"
     rest = [f"TP{degree.tp}" for degree in profile.degrees if degree.tp > 1 and f"TP{degree.tp}" not in whole]
     texts = [f"a part of each on every device at {', '.join(rest)}"] if rest else []
     texts += [f"whole ones (expert parallelism) at {', '.join(whole)}"] if whole else []

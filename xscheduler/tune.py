@@ -411,8 +411,9 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
         return "its encoder reads a whole prompt at once, so prompts can't be split into chunks"
     if not members and not problem.admissions(policy):
         return "it has no steady-state formula for admission grow"
-    if not members and TRAITS[policy].disaggregated and problem.cost_model.cluster.devices == 1:
-        return "it needs at least two devices, because some encode and the others decode"
+    alone = problem.cost_model.cluster.devices == 1 or problem.cost_model.model.attention_dp > 1
+    if not members and TRAITS[policy].disaggregated and alone:
+        return "it needs at least two devices for a replica, because some encode and the others decode"
     if not members and not any(problem.layouts(n, uniform=False) for n in problem.replica_sizes()):
         asked = ", ".join(f"{name}={value}" for name, value in problem.fixed.items())
         devices = counted(problem.cost_model.cluster.devices, "device")

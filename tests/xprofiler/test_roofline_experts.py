@@ -52,14 +52,14 @@ def test_uneven_loads_read_less_but_fill_one_rank_more():
     qwen = builtin_model("qwen3-30b-a3b")
     even, uneven = (with_experts(qwen, skew=skew) for skew in (0.0, 1.2))
     assert rest(uneven, "bf16", 1, 16) < rest(even, "bf16", 1, 16)
-    whole = [with_experts(model, whole=True) for model in (even, uneven)]
+    whole = [with_experts(model, expert_parallel=True) for model in (even, uneven)]
     assert rest(whole[1], "bf16", 8, 8192) > rest(whole[0], "bf16", 8, 8192)
     assert rest(whole[0], "bf16", 8, 8192) < rest(even, "bf16", 8, 8192)  # each moves the rows of its experts alone
 
 
 def test_parts_of_experts_keep_their_scales_together():
     qwen = builtin_model("qwen3-235b-a22b")  # 1536 wide: eight parts have 192, no multiple of 128
-    assert not qwen.whole_experts(4, "fp8") and qwen.whole_experts(8, "fp8") and not qwen.whole_experts(8, "bf16")
+    assert not qwen.expert_parallel(4, "fp8") and qwen.expert_parallel(8, "fp8") and not qwen.expert_parallel(8, "bf16")
 
 
 def test_latent_attention_reads_one_vector_for_all_heads():
@@ -114,14 +114,15 @@ def test_time_per_token_is_near_what_was_measured(model, system, engine, tp, mos
             assert np.abs(errors).mean() < most
 
 
-def test_experts_that_are_spread_are_stored_once_and_attention_in_each():
+def test_shared_experts_are_stored_once_and_attention_in_each():
     deepseek = builtin_model("deepseek-v3")
-    spread = with_experts(deepseek, spread=8)
-    layers = 8 * spread.layer_bytes(1, "fp8")
+    shared = with_experts(deepseek, attention_dp=8)
+    layers = 8 * shared.layer_bytes(1, "fp8")
     assert layers == pytest.approx(deepseek.layer_bytes(1, "fp8") + 7 * deepseek.dense_parameters)
-    assert spread.tp_degrees(8) == (1,) and spread.whole_experts(1, "fp8")
-    with pytest.raises(InputError, match="can't be spread evenly over 7 devices"):
-        with_experts(deepseek, spread=7)
+    assert shared.checkpoint_bytes("fp8") == deepseek.checkpoint_bytes("fp8")
+    assert shared.tp_degrees(8) == (1,) and shared.expert_parallel(1, "fp8")
+    with pytest.raises(InputError, match="can't be shared evenly by 7 devices"):
+        with_experts(deepseek, attention_dp=7)
 
 
 def test_latent_attention_for_own_sequences_holds_more_and_decodes_more():
@@ -133,7 +134,7 @@ def test_latent_attention_for_own_sequences_holds_more_and_decodes_more():
 
     cluster, deepseek = parse_cluster("8xH200-SXM"), builtin_model("deepseek-v3")
     kept, rates = [], []
-    for model, tp, replicas in ((deepseek, 8, 1), (with_experts(deepseek, spread=8), 1, 8)):
+    for model, tp, replicas in ((deepseek, 8, 1), (with_experts(deepseek, attention_dp=8), 1, 8)):
         profile = roofline_profile(model, cluster, "fp8", (tp,))
         setting = Setting(model, cluster, Workload.fixed(1024, 512), profile, "bf16", ())
         limits = {"max_num_seqs": 512 // replicas, "max_num_batched_tokens": 4096 // replicas}
@@ -150,7 +151,7 @@ def test_published_throughputs_of_attention_data_parallelism():
 
     if not FILE.exists():
         pytest.skip(f"public data are not here: {FILE}")
-    rows = [row for row in published() if row.spread == 4 and row.model.startswith("DeepSeek") and row.device == "B200"]
+    rows = [row for row in published() if row.group == ("DeepSeek-R1-0528", "B200", "fp4") and row.attention_dp == 4]
     assert rows and max(abs(row.error()) for row in rows) < 0.2
 
 

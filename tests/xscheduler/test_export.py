@@ -166,7 +166,7 @@ def test_drawn_questions_hold():
 
 
 @pytest.mark.parametrize(
-    ("cluster", "spread", "commands", "said"),
+    ("cluster", "shared", "commands", "said"),
     [
         ("8xH200-SXM", 8, ["--data-parallel-size 8"], []),
         ("16xH200-SXM", 8, ["--data-parallel-size 8"], ["start 2 of it, at most 2 on a node and each with 8"]),
@@ -178,8 +178,8 @@ def test_drawn_questions_hold():
         ),
     ],
 )
-def test_experts_that_are_spread_are_started_together(cluster, spread, commands, said):
-    setting = find_setting("deepseek-ai/DeepSeek-R1", cluster, "1024/512", attention_dp=spread)
+def test_replicas_that_share_experts_are_started_together(cluster, shared, commands, said):
+    setting = find_setting("deepseek-ai/DeepSeek-R1", cluster, "1024/512", attention_dp=shared)
     plan = engine_schedule(
         setting, "chunked", 1, None, 16, setting.cluster.devices, max_num_seqs=8, max_num_batched_tokens=512
     )

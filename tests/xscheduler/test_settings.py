@@ -13,6 +13,7 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context
 from xrunner.threads import set_threads
+from xscheduler.setting_search import search_schedule
 from xscheduler.settings import find_setting, threads_of_device
 
 
@@ -150,3 +151,29 @@ def test_the_share_of_the_memory_is_the_engines_unless_it_is_typed(engine, share
 def test_a_cluster_file_keeps_its_own_share(tmp_path):
     (tmp_path / "c.yaml").write_text("kind: H100-SXM\nnodes: 1\ndevices_per_node: 1\nmemory_fraction: 0.7\n")
     assert find_setting("llama-3.1-8b", str(tmp_path / "c.yaml"), "2048/256").cluster.memory_fraction == 0.7
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "shared", "said"),
+    [
+        ("gpt-oss-120b", "8xH100-SXM", 0, "choose a number of at least 1 that divides them"),
+        ("gpt-oss-120b", "8xH100-SXM", -2, "choose a number of at least 1 that divides them"),
+        ("gpt-oss-120b", "8xH100-SXM", 3, "128 experts can't be shared evenly by 3 devices"),
+        ("gpt-oss-120b", "6xH100-SXM", 4, "'6xH100-SXM' has 1 x 6 devices, and groups of 4"),
+        ("gpt-oss-120b", "2x12xH100-SXM", 8, "'2x12xH100-SXM' has 2 x 12 devices, and groups of 8"),
+        ("llama-3.1-8b", "8xH100-SXM", 8, "model 'llama-3.1-8b' has no experts"),
+    ],
+)
+def test_experts_that_devices_can_not_share_are_refused(model, cluster, shared, said):
+    with pytest.raises(InputError, match=said):
+        find_setting(model, cluster, "1024/256", attention_dp=shared)
+
+
+def test_all_policies_are_searched_where_replicas_share_experts():
+    """Those that prefill on other devices need two for a replica: they have no schedule."""
+    setting = find_setting("deepseek-r1", "8xH200-SXM", "1024/64", attention_dp=8)
+    answer = search_schedule(setting, 60.0, policies=("orca", "static", "rra", "waa-c", "waa-m"))
+    found = {each.policy: each.schedule for each in answer.alternatives}
+    assert {policy for policy, schedule in found.items() if schedule is None} == {"waa-c", "waa-m"}
+    assert all("two devices for a replica" in each.reason for each in answer.alternatives if each.schedule is None)
+    assert all(schedule.replicas == 8 for schedule in found.values() if schedule)

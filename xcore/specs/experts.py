@@ -33,9 +33,9 @@ class Experts(Spec):
     alone: bool = False
     """Whether only the experts have the weights' dtype if this has less than 16 bits; the rest then has 16."""
     biased: bool = False
-    whole: bool = False
+    expert_parallel: bool = False
     """Whether each device of a tensor-parallel group has whole experts; otherwise only where parts can't be."""
-    spread: int = 1
+    attention_dp: int = 1
     """Devices that share the experts, while each has attention for its own sequences (attention data parallelism)."""
 
     def __post_init__(self) -> None:
@@ -44,10 +44,10 @@ class Experts(Spec):
                 f"A mixture of experts has {self.count} experts, of which {self.per_token} for each token: choose at "
                 "least one and at most all."
             )
-        if self.spread < 1 or self.count % self.spread:
+        if self.attention_dp < 1 or self.count % self.attention_dp:
             raise InputError(
-                f"{self.count} experts can't be spread evenly over {self.spread} devices: choose a number that divides "
-                "them."
+                f"{self.count} experts can't be shared evenly by {self.attention_dp} devices (attention data "
+                "parallelism): choose a number of at least 1 that divides them."
             )
         if self.ffn < 1 or self.layers < 1 or self.shared_ffn < 0 or self.skew < 0:
             raise InputError(

@@ -109,11 +109,11 @@ class ModelSpec(Spec):
             )
 
     @property
-    def peculiarities(self) -> tuple[str, ...]:
+    def beyond_dense(self) -> tuple[str, ...]:
         """Return what the model has beyond dense layers that are all alike, as text."""
         experts, latent, windows = self.experts, self.latent, self.windows
         texts = [f"{experts.count} experts, {experts.per_token} per token"] if experts else []
-        texts += [f"attention data parallelism over {experts.spread}"] if experts and experts.spread > 1 else []
+        texts += [f"attention data parallelism over {self.attention_dp}"] if self.attention_dp > 1 else []
         texts += ["latent attention" + (" over an index" if latent.index else "")] if latent else []
         texts += [f"a window of {windows.size:,} tokens in {windows.layers} of {self.layers} layers"] if windows else []
         return tuple(texts)
@@ -315,8 +315,9 @@ class ModelSpec(Spec):
     def checkpoint_bytes(self, dtype: str) -> float:
         """Return the bytes of all weights."""
         outer = (self.embedding_parameters + self.head_parameters) * activation_bytes(dtype)
-        layers = self.layers * self.layer_bytes(1, dtype) + self.encoder_layers * self.layer_bytes(1, dtype, True)
-        return layers + outer
+        encoder = self.encoder_layers * self.encoder_layer_parameters * BYTES[dtype]
+        layer = self.dense_parameters * BYTES[self.dense_dtype(dtype)] + self.expert_parameters * BYTES[dtype]
+        return self.layers * layer + encoder + outer
 
     def layer_bytes(self, tp: int = 1, dtype: str = "fp16", encoder: bool = False) -> float:
         """Return the bytes of one layer's weights on one of `tp` devices."""
@@ -324,7 +325,7 @@ class ModelSpec(Spec):
             return self.encoder_layer_parameters * BYTES[dtype] / tp
         copied = self.latent.matrices(self.hidden, 1)[0][0] * self.hidden if self.latent else 0  # on every device
         dense = copied + (self.dense_parameters - copied) / tp
-        devices = tp * (self.experts.spread if self.experts else 1)
+        devices = tp * self.attention_dp
         return dense * BYTES[self.dense_dtype(dtype)] + self.expert_parameters * BYTES[dtype] / devices
 
     def kv_bytes(self, tp: int = 1, dtype: str = "fp16") -> int:
@@ -346,20 +347,25 @@ class ModelSpec(Spec):
         def fits(tp: int) -> bool:
             kv = bool(self.latent) or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
             divided = experts is None or experts.ffn % tp == 0 or experts.count % tp == 0
-            if experts and experts.spread > 1 and tp > 1:
+            if self.attention_dp > 1 and tp > 1:
                 return False  # each device has attention for its own sequences
             return self.heads % tp == 0 and all(width % tp == 0 for width in widths) and divided and kv
 
         return tuple(tp for tp in (2**i for i in range(most.bit_length())) if tp <= most and fits(tp))
 
-    def whole_experts(self, tp: int, dtype: str) -> bool:
+    @property
+    def attention_dp(self) -> int:
+        """Return the replicas of one device that share the experts (attention data parallelism); 1: they share none."""
+        return self.experts.attention_dp if self.experts else 1
+
+    def expert_parallel(self, tp: int, dtype: str) -> bool:
         """Return whether each of `tp` devices has whole experts (expert parallelism), not a part of each.
 
         That is so where the parts would be no multiple of the 128 weights that share a scale in 8 bits.
         """
-        if self.experts is None or tp * self.experts.spread == 1:
+        if self.experts is None or tp * self.attention_dp == 1:
             return False
-        width, apart = self.experts.ffn, self.experts.whole or self.experts.spread > 1
+        width, apart = self.experts.ffn, self.experts.expert_parallel or self.attention_dp > 1
         return apart or width % tp != 0 or (dtype == "fp8" and width // tp % _BLOCK != 0)
 
     @classmethod

@@ -119,10 +119,10 @@ class Schedule(Spec):
             )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
-        experts = self.model.spec.experts
-        if experts and self.replicas % experts.spread:
+        if self.replicas % self.model.spec.attention_dp:
             raise InputError(
-                f"A schedule can't have {self.replicas:,} replicas that share experts in groups of {experts.spread}."
+                f"A schedule can't have {self.replicas:,} replicas that share experts in groups of "
+                f"{self.model.spec.attention_dp}: use a multiple of the group."
             )
         if self.replicas > MAX_DEVICES:
             raise InputError(f"A schedule can't have {self.replicas:,} replicas: the maximum is {MAX_DEVICES:,}.")
