@@ -52,6 +52,8 @@ class Candidates(Space):
 
     Such a pool limits residents so that the bounds hold.
     """
+    unshrunk: dict[Values, float] = field(default_factory=dict)
+    """`best_below` of points with the whole memory, which a smaller pool would hide."""
     measure: Callable[[Values], Size] | None = None
     """Returns the size of a point, which is kept in `sizes`."""
     sizes: dict[Values, Size] = field(default_factory=dict)
@@ -157,12 +159,12 @@ def candidates(
 
     def evaluate(values: Values) -> tuple[Outcome, float]:
         """Return a point's outcome, with a smaller pool if the bounds require it, and its best_below in tokens/s."""
-        space.pools.pop(values, None)  # of an earlier evaluation, which would hide what the whole memory gives
         where, result = space.where, space.outcome(values)
-        best_below, waits = result.best_below, disaggregated and (result.best_below or values[0] == 1)
+        waits = disaggregated and (result.best_below or values[0] == 1)
         if waits and limits.fullness(where, result) > 1.0:
+            space.unshrunk[values] = result.best_below
             result = space.shrink(values, limits, result)
-        return result, max(best_below, result.best_below) * tokens()
+        return result, max(space.unshrunk.get(values, 0.0), result.best_below) * tokens()
 
     def tokens() -> float:
         return space.where.replicas * space.where.load.workload.output.mean

@@ -5,12 +5,17 @@ from dataclasses import replace
 from xcore.policies import traits_of
 from xcore.policies.control import kinds
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.workload import Workload, task
 
 MODEL = builtin_model("gpt2")
+
+
+def with_gib(cluster: ClusterSpec, gib: float) -> ClusterSpec:
+    """The cluster with this memory per device, whatever the memory of its kind is."""
+    return cluster.with_memory(gib * 2**30 / cluster.device.memory_bytes)
 
 
 def line(slope, constant, *axes):

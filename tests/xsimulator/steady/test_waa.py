@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.xcore.small_specs import schedule
+from tests.xcore.small_specs import schedule, with_gib
 from tests.xsimulator.steady.test_saturation import side
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
@@ -21,7 +21,7 @@ from xsimulator.steady.pipeline import iteration_times
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.waa import WAA
 
-A40 = parse_cluster("4xA40")
+A40 = with_gib(parse_cluster("4xA40"), 48)
 OPT, T5 = builtin_model("opt-13b"), builtin_model("t5-3b")
 PROFILES = {model.name: roofline_profile(model, A40, overhead_s=2e-3) for model in (OPT, T5)}
 
@@ -186,7 +186,7 @@ def test_a_full_memory_is_what_the_replay_meets(name, batch, micro_batches, mode
     middle = run.served[len(run.served) // 3 : -len(run.served) // 3]
     half = [s.finish_s - s.start_s for s in middle if abs(s.output_tokens - workload.output.quantile(0.5)) <= 2]
     assert predicted.latency_p50_s == pytest.approx(np.mean(half), rel=0.05)
-    assert predicted.ttft_s == pytest.approx(np.mean([s.first_token_s - s.start_s for s in middle]), rel=0.27)
+    assert predicted.ttft_s == pytest.approx(np.mean([s.first_token_s - s.start_s for s in middle]), rel=0.25)
 
 
 @pytest.mark.parametrize("model", [OPT, T5])
