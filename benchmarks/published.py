@@ -72,25 +72,29 @@ class Row:
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
+def row_of(row: dict[str, str]) -> Row | None:
+    """A row of the file if it is one of a dense model, of version 0.14 or later, on a device of `DEVICES`."""
+    if row["model"] not in MODELS or row["gpu"] not in DEVICES or row["precision"] not in ("fp16", "fp8"):
+        return None
+    if row["version"] == "0.9" or row["pp"] != "1":
+        return None
+    return Row(
+        model=MODELS[row["model"]],
+        device=DEVICES[row["gpu"]],
+        dtype=row["precision"],
+        tp=int(row["tp"]),
+        input=int(row["isl"]),
+        output=int(row["osl"]),
+        requests=int(row["requests"] or REQUESTS),
+        version=row["version"],
+        tokens_s=float(row["tokens_per_s"]) * (int(row["gpus"]) if row["per"] == "gpu" else 1),
+    )
+
+
 def published_rows() -> list[Row]:
-    """The dense rows of versions 0.14 and later whose devices are built in."""
+    """The dense rows of versions 0.14 and later whose devices are in `DEVICES`."""
     with FILE.open(encoding="utf-8", newline="") as file:
-        return [
-            Row(
-                model=MODELS[row["model"]],
-                device=DEVICES[row["gpu"]],
-                dtype=row["precision"],
-                tp=int(row["tp"]),
-                input=int(row["isl"]),
-                output=int(row["osl"]),
-                requests=int(row["requests"] or REQUESTS),
-                version=row["version"],
-                tokens_s=float(row["tokens_per_s"]) * (int(row["gpus"]) if row["per"] == "gpu" else 1),
-            )
-            for row in csv.DictReader(file)
-            if row["model"] in MODELS and row["gpu"] in DEVICES and row["precision"] in ("fp16", "fp8")
-            if row["version"] != "0.9" and row["pp"] == "1"
-        ]
+        return [found for row in csv.DictReader(file) if (found := row_of(row))]
 
 
 def parted(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
