@@ -80,8 +80,9 @@ def main() -> None:
     print(f"    {'':20}" + "".join(f"{name:>10}" for name in (*columns, "attention", "in 8 bits")))
     for system, kind in SYSTEMS.items():
         sheet = SHEETS[kind]
-        found = [product_shares(rows, sheet) for engine in ENGINES if (rows := table(system, "gemm", engine, "gemm"))]
-        shares = [[each[name] for each in found if name in each] for name in columns]
+        tables = [rows for engine in ENGINES if (rows := table(system, "gemm", engine, "gemm"))]
+        by_engine = [product_shares(rows, sheet) for rows in tables]
+        shares = [[each[name] for each in by_engine if name in each] for name in columns]
         prompts = table(system, "attention", "trtllm", "context_attention")
         attention = [attention_share(prompts, sheet, dtype) for dtype in ("bfloat16", "fp8")]
         medians = [*(float(np.median(values)) if values else float("nan") for values in shares), *attention]

@@ -104,8 +104,8 @@ def fit(rows: Rows, device: DeviceSpec, dtype: str) -> GroupedProducts:
         predicted = rows.predicted(GroupedProducts(*np.exp(parameters)), device, dtype)
         return np.log(predicted / rows.seconds)[rows.fitted]
 
-    found = least_squares(errors, np.log(FIRST), loss="soft_l1")
-    return GroupedProducts(*(float(value) for value in np.exp(found.x)))
+    solution = least_squares(errors, np.log(FIRST), loss="soft_l1")
+    return GroupedProducts(*(float(value) for value in np.exp(solution.x)))
 
 
 def main() -> None:

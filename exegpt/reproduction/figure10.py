@@ -131,9 +131,9 @@ def sections(figure: Figure10) -> list[Section]:
         for name, said in PAPER.items()
     ]
     for name, said in PAPER_AHEAD.items():
-        own = [row for row in figure.rows if row.data == name]
-        count = sum(row.ahead == said for row in own)
-        statements.append((f"{said} ahead on {name}", f"{count} of {counted(len(own), 'row')}", "generally", ""))
+        rows = [row for row in figure.rows if row.data == name]
+        count = sum(row.ahead == said for row in rows)
+        statements.append((f"{said} ahead on {name}", f"{count} of {counted(len(rows), 'row')}", "generally", ""))
     heads = ("data", "model", "rows run", "bound", "FT", "RRA", "WAA", "gain")
     return [
         Section(

@@ -87,8 +87,8 @@ def task_rows(where: Setup, quick: bool) -> list[Figure7Row]:
         for name, of in (("", late), (", no executor time", where)):
             systems[f"ORCA{name}"] = _orca(of, bound_s, {"prefills_per_step": 1}, grow=False)
             systems[f"vLLM{name}"] = _orca(of, bound_s, {}, grow=True)
-        own = Reached(best.throughput_seq_s, best.latency_s, f"batch {best.batch}")
-        rows.append(Figure7Row(where.workload.name, bound_s, own, systems))
+        reached = Reached(best.throughput_seq_s, best.latency_s, f"batch {best.batch}")
+        rows.append(Figure7Row(where.workload.name, bound_s, reached, systems))
     return rows
 
 

@@ -62,9 +62,9 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
 def loading(model: str, devices: int, paper: tuple[float, float]) -> ModelLoading:
     """Return the seconds to load a model on so many devices."""
     where = setup(model, f"{devices // PER_NODE}x{PER_NODE}xA40", "S")
-    own = where.model.parameters * BYTES[where.profile.dtype] / devices
+    held = where.model.parameters * BYTES[where.profile.dtype] / devices  # bytes on each
     copy = where.profile.host_copy or where.profile.send
-    return ModelLoading(model, devices, own * PER_NODE, copy.at(own), own / LOAD_BYTES_S, paper)
+    return ModelLoading(model, devices, held * PER_NODE, copy.at(held), held / LOAD_BYTES_S, paper)
 
 
 def sections(table: Table4) -> list[Section]:

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: experts in every layer but those that the config excepts."""
+"""Qwen3-MoE: experts in every layer but those that the config leaves out."""
 
 from dataclasses import replace
 

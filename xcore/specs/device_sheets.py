@@ -189,8 +189,8 @@ _FABRIC3 = DeviceLink("H100-SXM", LinkSpec(130e9, 6e-6), _IB200X8)  # one die's 
 
 def _mesh(link_gb_s: float) -> DeviceLink:
     """Return the link of a full mesh of eight devices, whose seven links together have this rate (GB/s)."""
-    one = 0.65 * link_gb_s * 1e9 / 7
-    return DeviceLink("H100-SXM", LinkSpec(one, 6e-6, tuple((n, (n - 1) * one) for n in (2, 4, 8))), _IB400X8)
+    pair = 0.65 * link_gb_s * 1e9 / 7
+    return DeviceLink("H100-SXM", LinkSpec(pair, 6e-6, tuple((n, (n - 1) * pair) for n in (2, 4, 8))), _IB400X8)
 
 
 _MESH, _MESH8 = _mesh(448), _mesh(537.6)

@@ -250,8 +250,8 @@ class ModelSpec(Spec):
         if not experts:
             return 0
         matrices = self.gated_matrices(experts.ffn)
-        one = sum(n * k for n, k in matrices) + (sum(n for n, _ in matrices) if experts.biased else 0)
-        return experts.layers / self.layers * experts.count * one
+        of_each = sum(n * k for n, k in matrices) + (sum(n for n, _ in matrices) if experts.biased else 0)
+        return experts.layers / self.layers * experts.count * of_each
 
     @property
     def _vectors(self) -> int:

@@ -84,7 +84,7 @@ _UNSUPPORTED: tuple[tuple[str, str], ...] = (
         r"(^|-)vl(-|$)|vision|llava|pixtral|omni|internvl",
         ("it is multimodal, and exegpt has no costs for its vision tower"),
     ),
-    (r"^deepseek-v3\.2", "the cost of its sparse attention was not compared with anything"),
+    (r"^deepseek-v3\.2", "its sparse attention is not built in; deepseek-v3 has its other sizes"),
     (r"^deepseek-v4", "it compresses keys and values, at a cost that is not known"),
     (r"^deepseek-(v2|chat|coder-v2)", _EXPERTS),
     (r"qwen3\.[5-9]|qwen3-next|kimi-(k3|linear)|minimax-(text|m1)", _STATES),

@@ -69,12 +69,11 @@ def directory_format(directory: Path, name: str) -> str | None:
 
 
 def _planned(value: Any, name: str, where: str) -> str | None:
+    """Return the dtype of weights by their settings; None for plain floats. InputError, from `where` on, if unknown."""
     settings = value if isinstance(value, dict) else {}
-    groups = settings.get("config_groups")
-    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if groups else []
-    if isinstance(groups, dict) and all(isinstance(each, dict) for each in weights):
-        found = {_group_format(group) for group in groups.values()}
-        if len(found) == 1 and (only := found.pop()):
+    if groups := settings.get("config_groups"):
+        formats = {_group_format(group) for group in groups.values()} if isinstance(groups, dict) else set()
+        if len(formats) == 1 and (only := formats.pop()):
             return only
         raise _unplanned(name, f"{where} {_described(value)} and weights of several or unknown formats")
     method = next((m for m in (settings.get("quant_algo"), settings.get("quant_method")) if isinstance(m, str)), "")
@@ -87,14 +86,22 @@ def _planned(value: Any, name: str, where: str) -> str | None:
     return known
 
 
-def _group_format(group: dict[str, Any]) -> str | None:
+def _group_format(group: Any) -> str | None:
     """Return the dtype of the weights of a group of compressed-tensors or ModelOpt; None if it is unknown."""
-    weights, inputs = group["weights"], group.get("input_activations")
-    bits, size = weights.get("num_bits"), weights.get("group_size")
-    if weights.get("type") == "float":
-        return "fp8" if bits == 8 else {16: "nvfp4", 32: "mxfp4"}.get(size) if bits == 4 else None
-    if weights.get("type") == "int":
-        return "int4" if bits == 4 else "int8" if bits == 8 and inputs else None
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        return None
+    match weights.get("type"), weights.get("num_bits"), weights.get("group_size"):
+        case "float", 8, _:
+            return "fp8"
+        case "float", 4, 16:
+            return "nvfp4"
+        case "float", 4, 32:
+            return "mxfp4"
+        case "int", 4, _:
+            return "int4"
+        case "int", 8, _:
+            return "int8" if group.get("input_activations") else None
     return None
 
 

@@ -47,6 +47,11 @@ def test_a_config_names_the_dtype_of_its_weights(declared, dtype):
         ({"quant_algo": "MIXED_PRECISION"}, "'MIXED_PRECISION'"),
         (packed({"num_bits": 8, "type": "int"}), "several or unknown formats"),
         ({"bits": 4}, "bits '4'"),
+        ({"quant_method": "compressed-tensors", "config_groups": ["group_0"]}, "several or unknown formats"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": "int4"}}, "several or unknown formats"),
+        (packed("int4"), "several or unknown formats"),
+        (packed(INT4 | {"type": ["int"]}), "several or unknown formats"),
+        (packed({"num_bits": 4, "type": "float", "group_size": [16]}), "several or unknown formats"),
     ],
 )
 def test_a_format_whose_cost_is_not_known_is_named(declared, said):
