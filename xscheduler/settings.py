@@ -82,9 +82,7 @@ def find_setting(
     policies are predicted with the same engine. `attention` has the same meaning as in `find_profile`. `name` is the
     model's name in a file with several models.
     """
-    from xcore.columns import parse_columns
     from xcore.specs.builtin_models import stands_for
-    from xcore.traces.trace import parse_rate, parse_workload
 
     assumptions: list[str] = []
     if model is None:
@@ -106,20 +104,11 @@ def find_setting(
     _check_attention_dp(spec, where)
     described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
     assumptions += _one_node_text(where)
-    if workload is None:
-        workload = "S"
-        assumptions.append("workload: task S (summarization), the default")
-    if isinstance(workload, str):
-        named = parse_columns(columns) if columns else None
-        workload = parse_workload(workload, named, parse_rate(rate) if rate else None, assumptions.append)
-    load, scaling = fit_context(workload, spec, scale_to_context)
-    if load.correlation is not None and not one_by_one:
-        scaling.append(f"inputs and outputs are independent; their correlation in the trace is {load.correlation:+.2f}")
-    if not one_by_one and any(request.identity for request in load.requests or ()):
-        scaling.append(
-            f"prompts: {workload.name} says which prompts share prefixes; a steady state ignores this, but replays "
-            "and searches at a rate use it with --prefix-caching"
-        )
+    read, how_read = _workload(workload, columns, rate)
+    assumptions += how_read
+    load, scaling = fit_context(read, spec, scale_to_context)
+    if not one_by_one:
+        scaling += _independent_text(load, read.name)
     dtype, kv_dtype = _known_dtype(dtype, "--dtype", tuple(BYTES)), _known_dtype(kv_dtype, "--kv-dtype", KV_DTYPES)
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
@@ -142,6 +131,33 @@ def find_setting(
     kernels = kernel_import(chosen, spec, where, kept, model, name)
     said = (*assumptions, *scaling, which, *whose, *([kernels.text] if kernels else []))
     return Setting(spec, where, load, chosen, kept, said, Deployment(deployed, own) if own else None, kernels)
+
+
+def _workload(asked: str | Workload | None, columns: str | None, rate: str | None) -> tuple[Workload, list[str]]:
+    """Return the workload that the user typed, or the default, with sentences on what was assumed."""
+    from xcore.columns import parse_columns
+    from xcore.traces.trace import parse_rate, parse_workload
+
+    if isinstance(asked, Workload):
+        return asked, []
+    texts = ["workload: task S (summarization), the default"] if asked is None else []
+    named = parse_columns(columns) if columns else None
+    return parse_workload(
+        "S" if asked is None else asked, named, parse_rate(rate) if rate else None, texts.append
+    ), texts
+
+
+def _independent_text(load: Workload, name: str) -> list[str]:
+    """Return sentences on what a steady state ignores of the requests of a trace."""
+    texts = []
+    if load.correlation is not None:
+        texts.append(f"inputs and outputs are independent; their correlation in the trace is {load.correlation:+.2f}")
+    if any(request.identity for request in load.requests or ()):
+        texts.append(
+            f"prompts: {name} says which prompts share prefixes; a steady state ignores this, but replays and "
+            "searches at a rate use it with --prefix-caching"
+        )
+    return texts
 
 
 def _one_node_text(cluster: ClusterSpec) -> list[str]:
