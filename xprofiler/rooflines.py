@@ -154,11 +154,11 @@ def accuracy(profile: "Profile", cluster: ClusterSpec, model: "ModelSpec") -> tu
 
 def _beyond_dense_text(model: "ModelSpec") -> str:
     """Return the sentence on the errors of a model whose layers are not all dense and alike."""
-    text = f"accuracy: rooflines of models with {' and '.join(model.beyond_dense)} were not compared with measurements"
+    text = f"accuracy: rooflines of models with {', '.join(model.beyond_dense)} were not compared with measurements"
     if model.experts and not model.latent:
         return (
-            f"{text} one by one; time per token of three mixtures of experts on H100, H200 and B200 had a median error "
-            "of 15 % over 748 measurements, and up to twice the measurement for one engine and device"
+            f"{text} one by one; over three mixtures of experts on H100, H200 and B200, time per token had a median "
+            "error of 15 % (748 measurements), and a mean error of up to 106 % for one engine and device"
         )
     return text
 

@@ -29,12 +29,12 @@ class Experts(Spec):
     shared_ffn: int = 0
     """Width of the expert that every token goes through, s; 0: none."""
     skew: float = 1.2
-    """Exponent α of the power law of the experts' loads; 0: every expert is as likely."""
+    """Exponent α of the power law of the experts' loads; 0: all experts are equally likely."""
     alone: bool = False
     """Whether only the experts have the weights' dtype if this has less than 16 bits; the rest then has 16."""
     biased: bool = False
     expert_parallel: bool = False
-    """Whether each device of a tensor-parallel group has whole experts; otherwise only where parts can't be."""
+    """Whether each device of a tensor-parallel group has whole experts; otherwise it has a part of each, if it can."""
     attention_dp: int = 1
     """Devices that share the experts, while each has attention for its own sequences (attention data parallelism)."""
 
@@ -62,10 +62,10 @@ class Experts(Spec):
         return sum(-math.expm1(tokens * math.log1p(-p)) if p < 1 else 1.0 for p in self._chances(tokens))
 
     def fullest(self, tokens: float, ranks: int) -> float:
-        """Return how many times the mean number of rows the fullest of `ranks` equal groups of experts has.
+        """Return the rows of the fullest of `ranks` equal groups of experts, over the mean of all groups.
 
-        Experts are dealt to the ranks in turn, the heaviest first and in alternating order, as engines that balance
-        their experts do.
+        The experts with the most rows are dealt to the groups first, in alternating order, as engines do that balance
+        their experts.
         """
         if ranks == 1:
             return 1.0
@@ -76,7 +76,7 @@ class Experts(Spec):
         return max(sums) * ranks / self.per_token
 
     def ranks_of_token(self, ranks: int) -> float:
-        """Return on how many of `ranks` devices with whole experts a token's experts are, if all are as likely."""
+        """Return the expected number of devices, of `ranks`, that hold a token's experts if all are equally likely."""
         return ranks * (1.0 - (1.0 - 1.0 / ranks) ** self.per_token)
 
     def _chances(self, tokens: float) -> tuple[float, ...]:

@@ -172,7 +172,7 @@ class ModelSpec(Spec):
     def kept_share(self, tokens: float) -> float:
         """Return the share of a sequence's `tokens` that stay in the cache, the mean over the layers.
 
-        Windows of all layers count as none, as engines keep all tokens then unless their layers differ.
+        It is 1 if all layers have the same window: engines then keep all tokens.
         """
         if self.windows is None or tokens <= 0:
             return 1.0
@@ -361,7 +361,8 @@ class ModelSpec(Spec):
     def expert_parallel(self, tp: int, dtype: str) -> bool:
         """Return whether each of `tp` devices has whole experts (expert parallelism), not a part of each.
 
-        That is so where the parts would be no multiple of the 128 weights that share a scale in 8 bits.
+        The model may ask for whole experts. They are also whole if a part would not be a multiple of the 128 weights
+        that share a scale in 8 bits.
         """
         if self.experts is None or tp * self.attention_dp == 1:
             return False
