@@ -7,6 +7,7 @@ run on the very requests that the replay predicts, several times over. Run it wh
     python -m benchmarks.fidelity --policy all  # every policy's best schedule, not the best of all alone
     python -m benchmarks.fidelity --policy all --disturb   # a busy process on one core during the runs
     python -m benchmarks.fidelity --model DIR   # another model's directory, which `exegpt model create` may have made
+    python -m benchmarks.fidelity --model DIR --device cuda --dtype bf16   # on a GPU
     python -m benchmarks.fidelity --ranks 2     # under mpirun: two stages, and encoding and decoding disaggregated
 """
 
@@ -30,7 +31,7 @@ from exegpt.api.demo import create_demo_model
 from xcore.console.comparison import Comparison, relative
 from xcore.requests.requests import random_requests
 from xcore.specs.workload import Workload
-from xprofiler import machine, store
+from xprofiler import store
 from xprofiler.measure import measure_profile
 from xrunner.models import load_model
 from xscheduler.setting_search import search_schedule
@@ -296,6 +297,8 @@ def main() -> None:
     parser.add_argument("--only", help="a workload: run its cases alone")
     parser.add_argument("--model", type=Path, help="a model's directory, instead of the demo's")
     parser.add_argument("--dir", type=Path, default=Path("exegpt-demo"), help="where the demo's model is")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", default="fp32", help="of weights, keys and values")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
@@ -312,10 +315,11 @@ def main() -> None:
         else:
             show_ranks(rank_rows, args.ranks)
         return
-    model = load_model(directory)
-    if store.find(model.spec, "fp32", machine.provenance()) is None:
+    device = torch.device(args.device)
+    model = load_model(directory, args.dtype, device=device)
+    if store.find(model.spec, args.dtype, store.facts(device)) is None:
         print("measuring the model's layers", file=sys.stderr)
-        measure_profile(directory)
+        measure_profile(directory, args.dtype, device=device)
     rows = []
     for workload, columns, place in CASES:
         if args.only and args.only not in workload:
@@ -324,7 +328,15 @@ def main() -> None:
             print(f"skipped: there is no trace {workload} under {DATA} (EXEGPT_DATA)", file=sys.stderr)
             continue
         source: str | Workload = str(DATA / workload) if "/" in workload else workload
-        full = find_setting(str(directory), "local", source, columns=columns, scale_to_context=True, device="cpu")
+        full = find_setting(
+            str(directory),
+            "local",
+            source,
+            columns=columns,
+            dtype=args.dtype,
+            scale_to_context=True,
+            device=args.device,
+        )
         setting = evenly(full, args.requests)
         every = args.policy == "all"
         names = ("static", "hybrid", "orca", "chunked", "rra") if every else tuple(args.policy.split(","))

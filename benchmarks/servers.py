@@ -34,13 +34,13 @@ def running(directory: Path, model: Path, schedule: Path) -> Iterator[tuple[str,
 
 @contextmanager
 def tuned_server(
-    directory: Path, bound: str, workload: str, sizes: ModelSizes = SIZES, pinned: bool = True
+    directory: Path, bound: str, workload: str, model: Path | ModelSizes = SIZES, *more: str
 ) -> Iterator[tuple[str, Path]]:
-    """URL and log of a server that has searched its schedule; its log has a JSON line for each request."""
-    model = directory / "model"
-    sizes.create(model, seed=1)
-    options = ["-m", str(model), "-l", bound, "-w", workload, "--log-format", "json", "--log-requests"]
-    options += ["--pinned"] if pinned else []
+    """URL and log of a server of a model that has searched its schedule; its log has a JSON line for each request."""
+    if isinstance(model, ModelSizes):
+        model.create(directory / "model", seed=1)
+        model = directory / "model"
+    options = ["-m", str(model), "-l", bound, "-w", workload, "--log-format", "json", "--log-requests", *more]
     with started(directory, options) as (url, _):
         yield url, directory / "server.log"
 

@@ -8,6 +8,7 @@ that were predicted at arrival are off, half of them and nine in ten of them at 
 
     python -m benchmarks.serving_bound                       # three seeds of five minutes each: 45 minutes
     python -m benchmarks.serving_bound --seconds 60 --seeds 1
+    python -m benchmarks.serving_bound --model DIR --device cuda --dtype bf16    # on a GPU
 """
 
 import argparse
@@ -19,11 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.servers import schedule_of, tuned_server
+from benchmarks.servers import SIZES, schedule_of, tuned_server
 
 MET, ACCEPTED, RETRIED = 0.99, 0.9, 0.8
 """Shares that should be reached: of requests in time, of the goodput, of retries that are accepted."""
-BURST_S = 30
 HEAD = (
     f"{'load':14} {'sent':>6} {'429':>6} {'fail':>5} {'done/s':>8} {'of it':>7} {'in time':>7} {'p99 s':>7} lag ms cpu"
     f" {'start off s':>16} {'end off s':>16}"
@@ -72,11 +72,11 @@ def judge(run: dict[str, Any], goodput: float, overloaded: bool) -> bool:
     return met and not run["failed"] and run["rejected"] <= (1 - MET) * run["requests"]
 
 
-def burst(url: str, goodput: float, seed: int, options: list[str]) -> tuple[int, int]:
+def burst(url: str, goodput: float, seed: int, seconds: float, options: list[str]) -> tuple[int, int]:
     """After a burst, with fresh load behind it: how many retries there were, and how many were accepted."""
-    first = start_load(url, 2 * goodput, BURST_S, seed, [*options, "--retry", "1"])
-    time.sleep(BURST_S)
-    fresh = start_load(url, 0.6 * goodput, BURST_S, seed + 1, options)
+    first = start_load(url, 2 * goodput, seconds, seed, [*options, "--retry", "1"])
+    time.sleep(seconds)
+    fresh = start_load(url, 0.6 * goodput, seconds, seed + 1, options)
     run = measured(first)
     measured(fresh)
     return run["retries"], run["retries"] - run["rejected"]
@@ -88,12 +88,17 @@ def main() -> None:
     parser.add_argument("--bound", default="6s")
     parser.add_argument("--workload", default="T")
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--burst-seconds", type=float, default=30.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--model", type=Path, help="a model's directory, instead of one with random weights")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", default="fp32", help="of weights, keys and values")
     asked = parser.parse_args()
     options, held = ["--workload", asked.workload, "--latency-bound", asked.bound], True
+    served = ["--pinned", "--device", asked.device, "--dtype", asked.dtype]
     with (
         tempfile.TemporaryDirectory() as directory,
-        tuned_server(Path(directory), asked.bound, asked.workload) as (url, log),
+        tuned_server(Path(directory), asked.bound, asked.workload, asked.model or SIZES, *served) as (url, log),
     ):
         found = schedule_of(url)
         goodput = found["goodput_seq_s"]
@@ -106,7 +111,7 @@ def main() -> None:
                 off = [errors(log, since, name) for name in ("wait_error_s", "end_error_s")]
                 print(row(f"{share:.0%} seed {seed}", run, goodput, off), flush=True)
                 held &= run["valid"] and judge(run, goodput, share > 1)
-        retries, accepted = burst(url, goodput, 10, options)
+        retries, accepted = burst(url, goodput, 10, asked.burst_seconds, options)
         print(f"after a burst: {accepted} of {retries} first retries accepted ({accepted / max(1, retries):.0%})")
         held &= accepted >= RETRIED * retries
         print(json.dumps(schedule_of(url).get("observed")))

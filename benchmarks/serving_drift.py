@@ -40,7 +40,7 @@ def main() -> None:
     whole = True
     with (
         tempfile.TemporaryDirectory() as directory,
-        tuned_server(Path(directory), BOUND, STRETCHES[0], SIZES, pinned=False) as (url, _),
+        tuned_server(Path(directory), BOUND, STRETCHES[0], SIZES) as (url, _),
     ):
         rate = SHARE * schedule_of(url)["goodput_seq_s"]
         seconds = asked.requests / len(STRETCHES) / rate

@@ -38,7 +38,7 @@ def test_an_overloaded_server_keeps_its_bound_and_answers_as_much_as_behind_the_
     """
     print(HEAD)  # what a failing test shows
     shares = []
-    with tuned_server(tmp_path, BOUND, "T", SIZES) as (url, log), unbound_server(tmp_path, url) as other:
+    with tuned_server(tmp_path, BOUND, "T", SIZES, "--pinned") as (url, log), unbound_server(tmp_path, url) as other:
         found = schedule_of(url)
         goodput, residents = found["goodput_seq_s"], found["predicted"]["batch_size"]["decode"]
         for seed in range(ROUNDS):
@@ -117,7 +117,7 @@ def keeps(directory, seed):
     """Whether a server answers a load in time, and an overload with most of its goodput, nothing lost; its goodput."""
     directory.mkdir()
     options = ["--workload", "T", "--latency-bound", BENCHMARK_BOUND]
-    with tuned_server(directory, BENCHMARK_BOUND, "T") as (url, log):
+    with tuned_server(directory, BENCHMARK_BOUND, "T", SIZES, "--pinned") as (url, log):
         goodput = schedule_of(url)["goodput_seq_s"]
         usual, over = (loaded(url, share, goodput, seed, seconds=30, options=options) for share in (0.8, 2.0))
         assert errors(log, 0, "end_error_s") != "none"
