@@ -1,6 +1,7 @@
 """Attention of new tokens over the paged cache: whole prompts, chunks of prompts and decoding, in ragged batches."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ def attention(
     starts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     work: WorkList | FlashInfer | None = None,
+    new: int | None = None,
 ) -> torch.Tensor:
     """Compute the attention of every sequence's last tokens over its cache: [tokens, heads, head_size].
 
@@ -37,8 +39,10 @@ def attention(
     keys      of the shape `kv_layout.key_shape`; the new tokens are already in it
     values    [blocks, kv_heads, block_size, head_size]
     tables    int32 [sequences, most blocks]: the blocks of each sequence in order, then anything valid
-    offsets   int32 [sequences + 1]: sequence i has the new tokens offsets[i] to offsets[i + 1], at least one
-    contexts  int32 [sequences]: tokens in the cache, including the new ones; in cross-attention another sequence's
+    offsets   int32 [sequences + 1]: sequence i has the new tokens offsets[i] to offsets[i + 1], maybe none. The result
+              of tokens that are no sequence's is arbitrary
+    contexts  int32 [sequences]: tokens in the cache, including the new ones; in cross-attention another sequence's; 0
+              where there are no new ones
     out       where to write the result, or None
     scale     factor of q · k; None: 1 / √head_size
     window    number of tokens that a token sees, itself and earlier ones; None: all
@@ -48,6 +52,7 @@ def attention(
               further away than D count as at D; None: no bias
     work      how decoding's keys are dealt to a GPU's programs, built from these `contexts`; None: each sequence's
               alike. Or FlashInfer's plan for this batch, which then computes instead of Triton
+    new       about how many new tokens the sequences have that have any; None: as many as all have on average
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -59,7 +64,8 @@ def attention(
     if gpu_device.on_gpu(q):
         from exegpt.kernels.attention_gpu import attention_gpu
 
-        return attention_gpu(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias, work=work)
+        seen: dict[str, Any] = {"window": window, "causal": causal, "starts": starts}
+        return attention_gpu(*inputs, **seen, scale=scale, bias=bias, work=work, new=new)
     if not compiled(q):
         return attention_reference(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias)
     from exegpt.kernels.attention_cpu import kernel
@@ -118,6 +124,8 @@ def attention_reference(
     keys = keys_like_values(keys)
     for i, context in enumerate(contexts.tolist()):
         begin, end = int(offsets[i]), int(offsets[i + 1])
+        if begin == end:
+            continue
         blocks = tables[i, : -(-context // block_size)].long()
         k, v = (
             cache[blocks].float().transpose(0, 1).flatten(1, 2)[:, :context].repeat_interleave(group, 0)

@@ -10,7 +10,9 @@ from exegpt.kernels.online_softmax_gpu import attend_tiles, load_q, partial_resu
 from exegpt.kernels.work_list import TILE, WorkList, most_slots
 
 
-def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | None) -> None:
+def attend_decode(
+    common: dict[str, Any], cu_seqlens_q: torch.Tensor, work: WorkList | None, splits: int | None
+) -> None:
     """Launch the kernel with the arguments that `attention_gpu` gives both kernels.
 
     The kernel follows a work list, or runs `splits` programs for each sequence and KV head.
@@ -25,7 +27,7 @@ def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | N
         arrived = torch.zeros(len(q), kv_heads, dtype=torch.int32, device=q.device) if slots else None
         lists = {"first_items": None, "items": None, "first_slots": None, "arrived": arrived}
     _attend_decode[programs, kv_heads](
-        **common, **lists, **partial_results(slots, q), splits=splits or 0, LIST_TILE=TILE
+        **common, **lists, **partial_results(slots, q), cu_seqlens_q=cu_seqlens_q, splits=splits or 0, LIST_TILE=TILE
     )
 
 
@@ -35,10 +37,11 @@ def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | N
     do_not_specialize_on_alignment=["block_table"],
 )
 def _attend_decode(
-    q,  # [sequences, heads, HEAD_SIZE]
+    q,  # [tokens, heads, HEAD_SIZE]
     k_cache,  # [blocks, kv_heads, BLOCK_SIZE, HEAD_SIZE]
     v_cache,  # [blocks, kv_heads, BLOCK_SIZE, HEAD_SIZE]
     block_table,  # int32 [sequences, most blocks]
+    cu_seqlens_q,  # int32 [sequences + 1]: the place of each sequence's token, with a work list
     seq_lens,  # int32 [sequences]
     starts,  # int32 [sequences], or None
     bias,  # float32 [heads, 2 * reach + 1], or None
@@ -46,7 +49,7 @@ def _attend_decode(
     items,  # int32 [items, 4]: sequence, first tile, tiles, slot; or None
     first_slots,  # int32 [sequences + 1], or None
     arrived,  # int32 [sequences, kv_heads], zeros; None where nothing is split
-    out,  # [sequences, heads, HEAD_SIZE]
+    out,  # [tokens, heads, HEAD_SIZE]
     partial_out,  # float32 [slots, heads, HEAD_SIZE], or None
     partial_lse,  # float32 [slots, heads], or None
     sm_scale,  # times log2(e), as all scores are in powers of two
@@ -80,7 +83,7 @@ def _attend_decode(
         first_item, end_item = tl.load(first_items + pid), tl.load(first_items + pid + 1)
     for item in range(first_item, end_item):
         sequence = tl.load(items + 4 * item) if items is not None else pid // splits
-        token = sequence.to(tl.int64)
+        token = (tl.load(cu_seqlens_q + sequence) if items is not None else sequence).to(tl.int64)
         seq_len = tl.load(seq_lens + sequence)
         start = 0
         if starts is not None:
@@ -109,7 +112,7 @@ def _attend_decode(
             k_cache=k_cache + kv_head * size,
             v_cache=v_cache + kv_head * size,
             block_stride=kv_heads * size,
-            block_table=block_table + token * table_stride,
+            block_table=block_table + sequence.to(tl.int64) * table_stride,
             bias=bias,
             head=head,
             position=seq_len - 1 + tl.zeros([BLOCK_M], tl.int32),

@@ -43,6 +43,7 @@ def attention_gpu(
     bias: torch.Tensor | None = None,
     work: WorkList | None = None,
     splits: int | None = None,
+    new: int | None = None,
 ) -> torch.Tensor:
     """Compute `attention.attention` by Triton, with keys in the layout of values.
 
@@ -51,15 +52,18 @@ def attention_gpu(
     """
     if not len(q):
         return out
-    gpu, phase = architecture(q.device), "decode" if len(q) == len(tables) else "prefill"
-    group, kv_heads, new = q.shape[1] // values.shape[1], values.shape[1], len(q) // len(tables)
-    tile = choose_tile(gpu, phase, new, group, q.shape[2], q.element_size(), bias is not None)
+    gpu, phase = architecture(q.device), "decode" if work is not None or len(q) == len(tables) else "prefill"
+    group, kv_heads = q.shape[1] // values.shape[1], values.shape[1]
+    tile = choose_tile(gpu, phase, new or len(q) // len(tables), group, q.shape[2], q.element_size(), bias is not None)
     window = window if causal else None
     block_q = 1 if phase == "decode" else tile.block_m // group  # tokens
     tiles = len(q) // block_q + (0 if phase == "decode" else len(tables))  # of rows, at most
     if work is None and splits is None:
         most_keys = tables.shape[1] * values.shape[2] if window is None else window + block_q
-        splits = num_splits(tiles * kv_heads, gpu.multiprocessors * tile.resident, -(-most_keys // TILE))
+        full = (
+            tiles if new is None else -(-len(q) // block_q)
+        )  # most tiles of `len(tables)` padding sequences are empty
+        splits = num_splits(full * kv_heads, gpu.multiprocessors * tile.resident, -(-most_keys // TILE))
     common = {
         "q": q,
         "k_cache": keys,
@@ -75,7 +79,7 @@ def attention_gpu(
         "WINDOWED": window is not None,
     }
     if phase == "decode":
-        attend_decode(common, work, splits)
+        attend_decode(common, offsets, work, splits)
     else:
         assert splits is not None, "a work list is decoding's"
         attend_prefill(common, offsets, tiles, block_q, splits, causal)

@@ -43,7 +43,7 @@ def most_slots(programs: int) -> int:
 def deal(
     seq_lens: np.ndarray, programs: int, kv_heads: int, window: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the arrays of a `WorkList` for sequences of `seq_lens` tokens, int [sequences], each at least one.
+    """Return the arrays of a `WorkList` for sequences of `seq_lens` tokens, int [sequences]; 0: nothing is computed.
 
     Only the last `window` tokens are seen. There are `programs` programs for each of `kv_heads` KV heads.
     """
@@ -51,8 +51,8 @@ def deal(
     first_tiles = np.zeros(sequences, dtype=np.int64) if window is None else np.maximum(seq_lens - window, 0) // TILE
     ends = np.cumsum(-(-seq_lens // TILE) - first_tiles)  # on the line of tiles
     begins, total = np.concatenate(([0], ends[:-1])), int(ends[-1])
-    share = -(-total // programs)
-    item_begins = np.union1d(begins, np.arange(0, total, share))
+    share = max(1, -(-total // programs))
+    item_begins = np.union1d(begins[begins < total], np.arange(0, total, share))
     count = len(item_begins)
     sequence = np.searchsorted(ends, item_begins, side="right")
     parts = np.bincount(sequence, minlength=sequences)

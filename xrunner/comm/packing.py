@@ -26,6 +26,8 @@ def send(arrays: Sequence[np.ndarray], gpu: Gpu | None) -> list[torch.Tensor]:
 
 def fill(buffer: torch.Tensor, arrays: Sequence[np.ndarray], gpu: Gpu) -> None:
     """Copy the arrays into a buffer on the device, uint8 [packed_bytes]."""
+    if not len(buffer):
+        return
     host = gpu.pinned(len(buffer))
     for (begin, end), array in zip(_places(arrays), arrays, strict=True):
         host.numpy()[begin:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

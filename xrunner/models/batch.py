@@ -47,6 +47,8 @@ class AttentionBatch:
 
     If every sequence has one token: how a GPU's programs share the keys. With FlashInfer: its plan of this part.
     """
+    new: int | None = None
+    """About how many new tokens a sequence has, if the shapes don't tell: in a graph that other prompts will use."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def attend(
     for part in parts:
         own = slice(part.begin, part.end)
         arrays = part.tables, part.offsets, part.contexts
-        attention(q[own], keys, values, *arrays, attended[own], starts=part.starts, work=part.work, **options)
+        own_options = {**options, "starts": part.starts, "work": part.work, "new": part.new}
+        attention(q[own], keys, values, *arrays, attended[own], **own_options)
     attended[parts[-1].end :].zero_()  # `= 0` would launch a kernel for the zero, even where there is no such row
     return attended

@@ -120,16 +120,21 @@ class DeviceBatch:
     @property
     def arrays(self) -> list[Array]:
         """All arrays that the forward pass and sampling need, in order."""
+        return [*self.forward_arrays, *self.sampling_arrays]
+
+    @property
+    def forward_arrays(self) -> list[Array]:
+        """The part of `arrays` that the layers need."""
         parts = [array for (_, _, *arrays), lists in self._parts for array in (*arrays, *lists)]
-        rows = [] if self.rows is None else [self.rows]
-        return [self.tokens, self.positions, self.slots, *parts, *rows, *self.sampling_arrays]
+        return [self.tokens, self.positions, self.slots, *parts]
 
     @property
     def sampling_arrays(self) -> list[Array]:
         """The part of `arrays` that only the sampling rank needs."""
+        rows = [] if self.rows is None else [self.rows]
         logprobs = [] if self.logprobs is None else [self.logprobs[0]]
         prompts = [] if self.prompt_logprobs is None else self.prompt_logprobs[:2]
-        return [*(self.sampling or ()), *(self.edits or ()), *logprobs, *prompts]
+        return [*rows, *(self.sampling or ()), *(self.edits or ()), *logprobs, *prompts]
 
     @property
     def result_size(self) -> int:
@@ -170,29 +175,37 @@ class DeviceBatch:
             work = WorkList(*(next(remaining) for _ in lists)) if lists else None
             return AttentionBatch(begin, end, tables, offsets, contexts, starts[0] if starts else None, work)
 
-        return Batch(
+        batch = Batch(
             tokens=next(remaining),
             positions=next(remaining),
             slots=next(remaining),
             attention=tuple(part(begin, end, arrays, lists) for (begin, end, *arrays), lists in self._parts),
-            rows=None if self.rows is None else next(remaining),
-            sampling=self.sampling_of(remaining, state) if state else None,
-            logprobs=self.logprobs_of(remaining) if state else None,
-            prompt_logprobs=self.prompt_logprobs_of(remaining) if state else None,
+            rows=None,
+        )
+        return self.sampled(batch, remaining, state)
+
+    def sampled(self, batch: Batch, tensors: Iterator[torch.Tensor], state: SamplingState | None) -> Batch:
+        """Return `batch` with what is sampled after it, given the tensors of `sampling_arrays`."""
+        return replace(
+            batch,
+            rows=None if self.rows is None else next(tensors),
+            sampling=self._sampling_of(tensors, state) if state else None,
+            logprobs=self._logprobs_of(tensors) if state else None,
+            prompt_logprobs=self._prompt_logprobs_of(tensors) if state else None,
         )
 
-    def sampling_of(self, tensors: Iterator[torch.Tensor], state: SamplingState) -> Sampling | None:
+    def _sampling_of(self, tensors: Iterator[torch.Tensor], state: SamplingState) -> Sampling | None:
         """Return the `Sampling` of the arrays' tensors, which are consumed; enter new tokens into the state."""
         if self.sampling is None:
             return None
         count = len(self.sampling) + len(self.edits or ())
         return state.sampling(self.sampling, self.edits, list(itertools.islice(tensors, count)))
 
-    def logprobs_of(self, tensors: Iterator[torch.Tensor]) -> LogProbs | None:
+    def _logprobs_of(self, tensors: Iterator[torch.Tensor]) -> LogProbs | None:
         """Return the `LogProbs` of the rows' tensor, which is consumed."""
         return None if self.logprobs is None else LogProbs(next(tensors), self.logprobs[1])
 
-    def prompt_logprobs_of(self, tensors: Iterator[torch.Tensor]) -> PromptLogProbs | None:
+    def _prompt_logprobs_of(self, tensors: Iterator[torch.Tensor]) -> PromptLogProbs | None:
         """Return the `PromptLogProbs` of the rows' and the tokens' tensors, which are consumed."""
         asked = self.prompt_logprobs
         return None if asked is None else PromptLogProbs(next(tensors), next(tensors), asked[-1])
@@ -211,17 +224,57 @@ class DeviceBatch:
         tokens, positions, slots = (_filled(array[:count], sequences, value) for array, value in filling)
         places = [_filled(contexts, sequences, 1 + begun), *(_filled(array, sequences, begun) for array in starts)]
         attention = (0, sequences, wide, np.arange(sequences + 1, dtype=np.int32), *places)
-        return replace(
-            self,
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            attention=(attention,),
-            rows=None,
-            sampling=None,
-            edits=None,
-            logprobs=None,
-        )
+        return replace(self, tokens=tokens, positions=positions, slots=slots, attention=(attention,))
+
+    def padded_mixed(self, size: "MixedSize", scratch: int, block_size: int, dealing: Dealing | None) -> "DeviceBatch":
+        """Return a copy padded to `size`: a part for prompts and one for decoding sequences; either may be empty.
+
+        Both parts are of all rows, and their offsets tell which are theirs: padding sequences have none. Padding rows
+        write only to block `scratch`.
+        """
+        count = self.computed
+        filling = ((self.tokens, 0), (self.positions, 0), (self.slots, scratch * block_size))
+        tokens, positions, slots = (_filled(array[:count], size.rows, value) for array, value in filling)
+        given = list(self.attention)
+        prompts = given.pop(0) if self.phase != "decode" else _no_sequences(0)
+        decoding = given.pop() if given else _no_sequences(count)
+        parts = size.padded(prompts, size.prompts, scratch), size.padded(decoding, size.sequences, scratch)
+        lists: tuple[tuple[Array, ...], ...] = () if dealing is None else ((), dealing.deal(parts[1][-1]))
+        return replace(self, tokens=tokens, positions=positions, slots=slots, attention=parts, work_lists=lists)
+
+
+@dataclass(frozen=True)
+class MixedSize:
+    """The sizes to which batches with prompts are padded for a graph."""
+
+    rows: int
+    prompts: int
+    """Sequences that are prefilled; fewer than rows, which tells them from as many decoding ones."""
+    sequences: int
+    """Sequences that are decoded; fewer than rows."""
+    width: int
+    """Blocks of a table."""
+
+    def holds(self, batch: DeviceBatch) -> bool:
+        """Return whether a batch with prompts can be padded to this size."""
+        (prompts, *decoding), wide = batch.attention, max(part[2].shape[1] for part in batch.attention)
+        decoded = sum(len(part[2]) for part in decoding)
+        fits = len(prompts[2]) <= self.prompts and decoded <= self.sequences and wide <= self.width
+        return fits and len(batch.tokens) <= self.rows
+
+    def padded(self, part: tuple[Any, ...], sequences: int, scratch: int) -> tuple[Any, ...]:
+        """Return an attention part of all rows with so many sequences, of which the last have no tokens."""
+        begin, _, tables, offsets, contexts = part
+        wide = np.full((sequences, self.width), scratch, dtype=np.int32)
+        wide[: len(tables), : tables.shape[1]] = tables
+        places = _filled(offsets + np.int32(begin), sequences + 1, begin + int(offsets[-1]))
+        return 0, self.rows, wide, places, _filled(contexts, sequences, 0)
+
+
+def _no_sequences(begin: int) -> tuple[Any, ...]:
+    """Return an attention part without sequences whose rows would begin at `begin`."""
+    none = np.zeros(0, dtype=np.int32)
+    return begin, begin, np.zeros((0, 1), dtype=np.int32), np.zeros(1, dtype=np.int32), none
 
 
 class Assembler:

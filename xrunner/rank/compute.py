@@ -12,7 +12,7 @@ from xrunner.comm.gpu import DeviceEvent, Gpu
 from xrunner.comm.packing import send
 from xrunner.models import Between, Dealing, KVCache, Model, Planning
 from xrunner.rank.assembly import DeviceBatch
-from xrunner.rank.decode_graphs import DecodeGraph, DecodeGraphs
+from xrunner.rank.iteration_graphs import IterationGraph, IterationGraphs
 from xrunner.rank.sampling_state import SamplingState
 
 
@@ -54,7 +54,7 @@ class Compute:
         """The tokens sampled last, on the device: int64 [tokens], followed by log-probabilities if asked for."""
         self.graphs = None
         if gpu and graphs:
-            self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states, self.planning)
+            self.graphs = IterationGraphs(model, cache, gpu, samples, takes_states, self.planning)
 
     def __call__(self, batch: DeviceBatch, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return a batch's states [rows, hidden] and, on the sampling rank, `Model.sample`'s result on the host.
@@ -94,13 +94,12 @@ class Compute:
             # `NO_TOKEN` has no embedding; what follows it is ignored.
             tokens.index_copy_(0, rows, self._last.index_select(0, places).clamp_(min=0))
 
-    def _sampled(self, graph: DecodeGraph, batch: DeviceBatch) -> torch.Tensor:
-        """Return what `Model.sample` returns for a decoding batch; by the graph if all requests are greedy."""
-        if self.state is None or (batch.sampling is None and batch.logprobs is None):
+    def _sampled(self, graph: IterationGraph, batch: DeviceBatch) -> torch.Tensor:
+        """Return what `Model.next_tokens` returns after a graph; by the graph if all requests are decoded greedily."""
+        if batch.phase == "decode" and batch.sampling is None and batch.logprobs is None:
             return graph.greedy_tokens()[: batch.computed]
-        tensors = iter(send(batch.sampling_arrays, self._gpu))
-        sampling, logprobs = batch.sampling_of(tensors, self.state), batch.logprobs_of(tensors)
-        return self._model.sample(graph.states[: batch.computed], sampling, logprobs)
+        sampled = batch.sampled(graph.batch, iter(send(batch.sampling_arrays, self._gpu)), self.state)
+        return self._model.next_tokens(graph.states[: len(batch.tokens)], sampled)
 
     def _launched(self, states: torch.Tensor, tokens: torch.Tensor | None) -> Launched:
         """Return the queued batch, with the tokens' copy to the host."""

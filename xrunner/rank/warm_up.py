@@ -21,7 +21,7 @@ from xcore.specs.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, Planning, computed_rows
 from xrunner.models.weights import torch_dtype
-from xrunner.rank.decode_graphs import DecodeGraphs
+from xrunner.rank.iteration_graphs import IterationGraphs
 
 _SHAPES_S = 3.0
 """Seconds at most for the first calls of the matrix products by number of rows."""
@@ -94,7 +94,7 @@ def warm_up(
     model: Model,
     cache: KVCache,
     extent: Extent,
-    graphs: DecodeGraphs | None = None,
+    graphs: IterationGraphs | None = None,
     running: bool = False,
     gpu: Gpu | None = None,
     planning: Planning | None = None,
@@ -111,7 +111,7 @@ def warm_up(
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations
-        graphs.capture(extent.sequences, extent.longest)
+        graphs.capture(extent.sequences, extent.longest, extent.tokens, extent.prompts)
     if model.device.type == "cpu":
         for new in (2, 1):
             _run_once(model, cache, 1, new, 1)

@@ -1,0 +1,195 @@
+"""CUDA graphs: a rank's layers of an iteration as one call.
+
+Without a graph, Python and some hundred launches would take longer than the GPU, unless there are thousands of tokens.
+On the sampling rank, final norm, head and argmax of decoding are a second graph, skipped where tokens aren't all
+greedy.
+
+A graph repeats the same kernels on the same tensors. So there are graphs and buffers for a few sizes. A decoding batch
+is padded to the next number of sequences, with sequences in a scratch block. A batch with prompts is padded to the next
+number of rows, with rows in the scratch block, and with sequences without tokens: the arrays say which rows are whose.
+Graphs are captured in the warm-up, since capturing stops the device. Batches larger than the largest graph run eagerly.
+So do those with prompts of an encoder-decoder, and of FlashInfer's attention, whose plans differ in their launches.
+"""
+
+import bisect
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from xrunner.comm.gpu import Gpu
+from xrunner.comm.packing import fill, packed_bytes, views
+from xrunner.models import Batch, Dealing, KVCache, Model, Planning
+from xrunner.models.weights import torch_dtype
+from xrunner.rank.assembly import DeviceBatch, MixedSize
+
+Feed = Callable[[DeviceBatch, torch.Tensor], object]
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Numbers of sequences for which there are decoding graphs."""
+ROWS = (16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
+"""Numbers of rows for which there are graphs of batches with prompts."""
+MOST_PROMPTS = 32
+"""Prompts of a graph at most: each adds a program for each KV head, which most often finds nothing to do."""
+
+
+class IterationGraphs:
+    """The graphs of one rank's layers over its cache, whose last block is the scratch block.
+
+    `samples`: whether the rank samples tokens. `takes_states`: whether another stage is before this one. `planning`:
+    FlashInfer's planning, where it computes attention.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        gpu: Gpu,
+        samples: bool,
+        takes_states: bool,
+        planning: Planning | None = None,
+    ):
+        self._model, self._cache, self._gpu = model, cache, gpu
+        self._samples, self._takes_states = samples, takes_states
+        self._block_size, self._scratch = cache.values[0].shape[2], cache.last
+        self._dealing, self._planning = Dealing.of(model, cache), planning
+        self._width = 0
+        self._decoding: dict[int, IterationGraph] = {}
+        self._mixed: dict[MixedSize, IterationGraph] = {}
+        """Those of batches with prompts, in the order of their rows."""
+
+    def capture(self, sequences: int, width: int, rows: int = 0, prompts: int = 0) -> None:
+        """Capture the missing graphs for up to `sequences` decoding sequences of up to `width` blocks.
+
+        Also those for batches of up to `rows` rows with up to `prompts` prompts, of which there may be none.
+        """
+        if width > self._width:
+            self._width = width
+            self._decoding.clear()
+            self._mixed.clear()
+            self._gpu.begin_graphs()
+        for size in SIZES[: bisect.bisect_left(SIZES, sequences) + 1]:
+            if size not in self._decoding:
+                planning = self._planning.for_graph(size, size * self._width) if self._planning else None
+                self._decoding[size] = self._captured(self._padded(_empty(self._model), size), self._samples, planning)
+        if prompts and self._planning is None and not self._model.spec.encoder_layers:
+            self._capture_mixed(sequences, rows, prompts)
+
+    def _capture_mixed(self, sequences: int, rows: int, prompts: int) -> None:
+        for size in self._mixed:  # those of an earlier schedule stay of use
+            sequences, prompts, rows = max(sequences, size.sequences), max(prompts, size.prompts), max(rows, size.rows)
+        sizes = {size.rows for size in self._mixed}.union(ROWS[: bisect.bisect_left(ROWS, rows)])
+        sizes |= {rows} if rows <= ROWS[-1] else set()  # a token budget fills iterations to it
+        wanted = [
+            MixedSize(size, min(prompts, MOST_PROMPTS, size - 1), min(sequences, size - 1), self._width)
+            for size in sorted(sizes)
+        ]
+        kept = {size: self._mixed.get(size) for size in wanted}
+        self._mixed = {
+            size: graph or self._captured(self._padded_mixed(_empty(self._model), size), False)
+            for size, graph in kept.items()
+        }
+
+    def _captured(self, padding: DeviceBatch, samples: bool, planning: Planning | None = None) -> "IterationGraph":
+        return IterationGraph(self._model, self._cache, self._gpu, padding, samples, self._takes_states, planning)
+
+    def replay(
+        self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed = lambda *_: None
+    ) -> "IterationGraph | None":
+        """Run this rank's layers for a batch by a graph; return the graph, or None if no graph fits.
+
+        The graph's results are valid until the next batch. Rows beyond the batch's tokens are padding. `feed` writes
+        tokens that aren't known on the host into its input.
+        """
+        if batch.phase == "decode":
+            index = bisect.bisect_left(SIZES, len(batch.tokens))
+            graph = self._decoding.get(SIZES[index]) if index < len(SIZES) else None
+            if graph is None or batch.attention[0][2].shape[1] > self._width:
+                return None
+            graph.replay(self._padded(batch, graph.rows), x, feed)
+            return graph
+        size = next((size for size in self._mixed if size.holds(batch)), None)
+        if size is None:
+            return None
+        graph = self._mixed[size]
+        graph.replay(self._padded_mixed(batch, size), x, feed)
+        return graph
+
+    def _padded(self, batch: DeviceBatch, size: int) -> DeviceBatch:
+        return batch.padded(size, self._width, self._scratch, self._block_size).with_work_lists(self._dealing)
+
+    def _padded_mixed(self, batch: DeviceBatch, size: MixedSize) -> DeviceBatch:
+        return batch.padded_mixed(size, self._scratch, self._block_size, self._dealing)
+
+
+class IterationGraph:
+    """The graphs for one size of batch, with their buffers."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        gpu: Gpu,
+        padding: DeviceBatch,
+        samples: bool,
+        takes_states: bool,
+        planning: Planning | None,
+    ):
+        self.rows = len(padding.tokens)
+        self.states = torch.empty(0)
+        """[rows, hidden], after the layers."""
+        self._tokens = torch.empty(0)
+        self._gpu, self._planning = gpu, planning
+        arrays = padding.forward_arrays
+        self._buffer = torch.empty(packed_bytes(arrays), dtype=torch.uint8, device=model.device)
+        self.batch: Batch = padding.of_tensors(views(self._buffer, arrays))
+        """The tensors that the graphs read."""
+        fill(self._buffer, arrays, gpu)
+        if planning:
+            self.batch = planning.planned(self.batch, padding.attention)
+        if len(padding.attention) > 1:  # its prompts may be of any lengths
+            prompts, decoding = self.batch.attention
+            self.batch = replace(self.batch, attention=(replace(prompts, new=self.rows), decoding))
+        self._x: torch.Tensor | None = None
+        if takes_states:
+            kind = torch_dtype(model.dtype)
+            self._x = torch.zeros(self.rows, model.spec.hidden, dtype=kind, device=model.device)
+
+        def compute() -> None:
+            self.states = model.forward(self.batch, cache, self._x)
+
+        def sample() -> None:
+            self._tokens = model.sample(self.states)
+
+        self._compute = gpu.capture(compute)
+        self._sample: Callable[[], None] | None = gpu.capture(sample) if samples else None
+
+    def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed) -> None:
+        """Compute the layers for a batch of this size from the states [rows, hidden] of the stage before."""
+        fill(self._buffer, batch.forward_arrays, self._gpu)
+        feed(batch, self.batch.tokens)
+        if self._planning:
+            self._planning.plan(batch.attention)
+        if self._x is not None and x is not None:
+            self._x[: len(x)].copy_(x)
+        self._compute()
+
+    def greedy_tokens(self) -> torch.Tensor:
+        """Return the likeliest token after each of the states: int64 [rows], valid until the next batch."""
+        assert self._sample, "this graph doesn't sample"
+        self._sample()
+        return self._tokens
+
+
+def _empty(model: Model) -> DeviceBatch:
+    """Return a decoding batch without sequences."""
+    none, empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    attention = (
+        0,
+        0,
+        np.zeros((0, 1), dtype=np.int32),
+        np.zeros(1, dtype=np.int32),
+        *[empty] * (1 + bool(model.start)),
+    )
+    return DeviceBatch("decode", 0, 0, 0, none, none, none, (attention,), None, 0)
