@@ -9,6 +9,11 @@ import triton.language as tl
 from exegpt.kernels.online_softmax_gpu import attend_tiles, load_q, partial_results, store_result
 
 
+LEAST_KEYS = 512
+"""Keys of a split at least: fewer are read sooner than partial results are merged. In a graph, splits are for the
+longest contexts that there may be."""
+
+
 def attend_prefill(
     common: dict[str, Any], cu_seqlens_q: torch.Tensor, tiles: int, block_q: int, splits: int, causal: bool
 ) -> None:
@@ -25,6 +30,7 @@ def attend_prefill(
         arrived=torch.zeros(tiles, kv_heads, dtype=torch.int32, device=q.device) if slots else None,
         tokens=len(q),
         sequences=sequences,
+        least_keys=LEAST_KEYS,
         BLOCK_Q=block_q,
         SEQUENCES=max(64, triton.next_power_of_2(sequences)),  # few kernels to compile
         CAUSAL=causal,
@@ -33,7 +39,7 @@ def attend_prefill(
 
 # `tokens` and `sequences` change with every batch.
 @triton.jit(
-    do_not_specialize=["window", "tokens", "sequences", "table_stride", "reach"],
+    do_not_specialize=["window", "tokens", "sequences", "least_keys", "table_stride", "reach"],
     do_not_specialize_on_alignment=["block_table"],
 )
 def _attend_prefill(
@@ -53,6 +59,7 @@ def _attend_prefill(
     window,  # tokens that are seen, if WINDOWED
     tokens,
     sequences,
+    least_keys,  # keys that are worth a split
     q_stride_token,
     q_stride_head,
     out_stride_token,
@@ -98,6 +105,9 @@ def _attend_prefill(
     if CAUSAL:
         seen_end, full_end = last_position + 1, first_position + 1
     all_tiles = tl.cdiv(seen_end, BLOCK_N) - seen // BLOCK_N
+    splits = tl.minimum(splits, tl.maximum(all_tiles * BLOCK_N // least_keys, 1))
+    if split >= splits:
+        return
     begin = seen // BLOCK_N + all_tiles * split // splits
     end = seen // BLOCK_N + all_tiles * (split + 1) // splits
     full = tl.minimum(tl.maximum(begin, tl.cdiv(full, BLOCK_N)), end)

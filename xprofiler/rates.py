@@ -60,7 +60,7 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
 
     if model.layers:  # an encoder-decoder's encoding side has none
         table = profile.degree(model.shard.of).decoder.rest
-        layers = min(len(model.layers), cold_layers(model.spec, model.dtype, model.shard.of))
+        layers = min(len(model.layers), cold_layers(model.spec, model.dtype, model.shard.of, model.device))
         for tokens in (_READS, _COMPUTES):
             measured = _measured(table, tokens)
             seconds = timing(layer_pass(model, int(measured), most=layers), tokens, reuse.layers(tokens))

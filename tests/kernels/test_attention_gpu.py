@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from exegpt.kernels import attention_prefill_gpu
 from exegpt.kernels.attention import attention_reference
 from exegpt.kernels.attention_gpu import attention_gpu
 from exegpt.kernels.work_list import WorkList, deal
@@ -22,6 +23,12 @@ CLOSE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 PROMPTS = ((5, 5), (1, 1), (19, 19))
 PIECES = ((7, 80), (20, 36))
 DECODING = ((1, 1), (1, 137))
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch):
+    """Also few keys are shared by several programs."""
+    monkeypatch.setattr(attention_prefill_gpu, "LEAST_KEYS", 1)
 
 
 def a_work_list(contexts, programs, kv_heads, window=None):
@@ -180,3 +187,35 @@ def test_every_layer_takes_the_same_work_list():
     q, cache, work = there(q), cache_there(*cache), a_work_list(UNEVEN, 6, 2)
     first, second = (attention_gpu(q, *cache, torch.empty_like(q), work=work) for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("least_keys", [1, 64, 1 << 20])
+def test_splits_of_no_fewer_keys(monkeypatch, least_keys):
+    monkeypatch.setattr(attention_prefill_gpu, "LEAST_KEYS", least_keys)
+    assert_equal(((3, 3), (9, 200), (2, 70)), 4, 2, 16, splits=4)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), max_size=3), st.lists(st.integers(1, 300), max_size=4)
+)
+def test_prompts_and_decoding_in_the_sizes_of_a_graph(prompts, decoding):
+    """Both kernels on all rows, with sequences without tokens behind, beside each sequence alone."""
+    sizes = [(new, new + past) for new, past in prompts] + [(1, context) for context in decoding]
+    if not sizes:
+        return
+    news, contexts = map(list, zip(*sizes, strict=True))
+    q, _, (keys, values, tables, offsets, all_contexts) = paged(news, contexts, 4, 2, 16, 16)
+    expected = attention_reference(q, keys, values, tables, offsets, all_contexts)
+    rows, more, first = len(q) + 5, 3, len(prompts)
+    wide = torch.cat([q, torch.full((5, *q.shape[1:]), float("nan"))])
+    got = there(torch.zeros(wide.shape))
+    for begin, end in ((0, first), (first, len(sizes))):
+        table = torch.cat([tables[begin:end], torch.zeros(more, tables.shape[1], dtype=torch.int32)])
+        starts = torch.cat([offsets[begin : end + 1], offsets[end].expand(more)])
+        lengths = torch.cat([all_contexts[begin:end], torch.zeros(more, dtype=torch.int32)])
+        work = a_work_list(lengths.numpy(), 3, 2) if begin == first and end > first else None
+        if begin < end:
+            arrays = (there(wide), *cache_there(keys, values, table, starts, lengths))
+            attention_gpu(*arrays, got, work=work, new=None if work else rows)
+    torch.testing.assert_close(got[: len(q)].cpu(), expected, atol=5e-6, rtol=5e-6)

@@ -84,6 +84,7 @@ class Gpu:
         # Other threads of the process, such as NCCL's watchdog, may call CUDA meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=own, capture_error_mode="thread_local"):
             compute()
+        graph.replay()  # the first launch takes milliseconds more
         return graph.replay
 
     def drop_graphs(self) -> None:

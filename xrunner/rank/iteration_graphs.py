@@ -26,7 +26,7 @@ from xrunner.rank.assembly import DeviceBatch, MixedSize
 
 Feed = Callable[[DeviceBatch, torch.Tensor], object]
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(80, 256, 16), *range(256, 513, 32))
 """Numbers of sequences for which there are decoding graphs."""
 ROWS = (16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
 """Numbers of rows for which there are graphs of batches with prompts."""
@@ -81,6 +81,7 @@ class IterationGraphs:
             sequences, prompts, rows = max(sequences, size.sequences), max(prompts, size.prompts), max(rows, size.rows)
         sizes = {size.rows for size in self._mixed}.union(ROWS[: bisect.bisect_left(ROWS, rows)])
         sizes |= {rows} if rows <= ROWS[-1] else set()  # a token budget fills iterations to it
+        sizes.discard(1)
         wanted = [
             MixedSize(size, min(prompts, MOST_PROMPTS, size - 1), min(sequences, size - 1), self._width)
             for size in sorted(sizes)

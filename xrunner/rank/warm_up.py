@@ -154,7 +154,7 @@ def _run_once(
     batch = alike(sequences, new, context, block_size, start, width, model.device, Dealing.of(model, cache))
     x = _forward(model, cache, batch, _states(model, sequences * new), planning)
     if model.head:
-        model.sample(x[:1])
+        model.next_tokens(x, replace(batch, rows=torch.zeros(1, dtype=torch.int64, device=model.device)))
         for sampling in _samplings(model):
             model.sample(x[:1], sampling)
 
