@@ -8,7 +8,6 @@ import triton.language as tl
 
 from exegpt.kernels.online_softmax_gpu import attend_tiles, load_q, partial_results, store_result
 
-
 LEAST_KEYS = 512
 """Keys of a split at least: fewer are read sooner than partial results are merged. In a graph, splits are for the
 longest contexts that there may be."""

@@ -1,1 +1,1 @@
-"""One rank's work: batches, compute, decoding graphs, warm-up."""
+"""One rank's work: batches, compute, graphs, warm-up."""

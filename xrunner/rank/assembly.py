@@ -230,7 +230,7 @@ class DeviceBatch:
         """Return a copy padded to `size`: a part for prompts and one for decoding sequences; either may be empty.
 
         Both parts are of all rows, and their offsets tell which are theirs: padding sequences have none. Padding rows
-        write only to block `scratch`.
+        write only to block `scratch`. A token is sampled after as many rows as there are sequences.
         """
         count = self.computed
         filling = ((self.tokens, 0), (self.positions, 0), (self.slots, scratch * block_size))
@@ -240,7 +240,10 @@ class DeviceBatch:
         decoding = given.pop() if given else _no_sequences(count)
         parts = size.padded(prompts, size.prompts, scratch), size.padded(decoding, size.sequences, scratch)
         lists: tuple[tuple[Array, ...], ...] = () if dealing is None else ((), dealing.deal(parts[1][-1]))
-        return replace(self, tokens=tokens, positions=positions, slots=slots, attention=parts, work_lists=lists)
+        rows = _filled(np.arange(count) if self.rows is None else self.rows, size.prompts + size.sequences, 0)
+        return replace(
+            self, tokens=tokens, positions=positions, slots=slots, attention=parts, rows=rows, work_lists=lists
+        )
 
 
 @dataclass(frozen=True)

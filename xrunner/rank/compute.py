@@ -95,9 +95,9 @@ class Compute:
             tokens.index_copy_(0, rows, self._last.index_select(0, places).clamp_(min=0))
 
     def _sampled(self, graph: IterationGraph, batch: DeviceBatch) -> torch.Tensor:
-        """Return what `Model.next_tokens` returns after a graph; by the graph if all requests are decoded greedily."""
-        if batch.phase == "decode" and batch.sampling is None and batch.logprobs is None:
-            return graph.greedy_tokens()[: batch.computed]
+        """Return what `Model.next_tokens` returns after a graph; by the graph if all tokens are greedy."""
+        if batch.new_tokens and batch.sampling is None and batch.logprobs is None and batch.prompt_logprobs is None:
+            return graph.greedy_tokens()[: batch.new_tokens]
         sampled = batch.sampled(graph.batch, iter(send(batch.sampling_arrays, self._gpu)), self.state)
         return self._model.next_tokens(graph.states[: len(batch.tokens)], sampled)
 

@@ -1,8 +1,7 @@
 """CUDA graphs: a rank's layers of an iteration as one call.
 
 Without a graph, Python and some hundred launches would take longer than the GPU, unless there are thousands of tokens.
-On the sampling rank, final norm, head and argmax of decoding are a second graph, skipped where tokens aren't all
-greedy.
+On the sampling rank, final norm, head and argmax are a second graph, skipped where tokens aren't all greedy.
 
 A graph repeats the same kernels on the same tensors. So there are graphs and buffers for a few sizes. A decoding batch
 is padded to the next number of sequences, with sequences in a scratch block. A batch with prompts is padded to the next
@@ -72,7 +71,7 @@ class IterationGraphs:
         for size in SIZES[: bisect.bisect_left(SIZES, sequences) + 1]:
             if size not in self._decoding:
                 planning = self._planning.for_graph(size, size * self._width) if self._planning else None
-                self._decoding[size] = self._captured(self._padded(_empty(self._model), size), self._samples, planning)
+                self._decoding[size] = self._captured(self._padded(_empty(self._model), size), planning)
         if prompts and self._planning is None and not self._model.spec.encoder_layers:
             self._capture_mixed(sequences, rows, prompts)
 
@@ -88,12 +87,11 @@ class IterationGraphs:
         ]
         kept = {size: self._mixed.get(size) for size in wanted}
         self._mixed = {
-            size: graph or self._captured(self._padded_mixed(_empty(self._model), size), False)
-            for size, graph in kept.items()
+            size: graph or self._captured(self._padded_mixed(_empty(self._model), size)) for size, graph in kept.items()
         }
 
-    def _captured(self, padding: DeviceBatch, samples: bool, planning: Planning | None = None) -> "IterationGraph":
-        return IterationGraph(self._model, self._cache, self._gpu, padding, samples, self._takes_states, planning)
+    def _captured(self, padding: DeviceBatch, planning: Planning | None = None) -> "IterationGraph":
+        return IterationGraph(self._model, self._cache, self._gpu, padding, self._samples, self._takes_states, planning)
 
     def replay(
         self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed = lambda *_: None
@@ -142,7 +140,7 @@ class IterationGraph:
         """[rows, hidden], after the layers."""
         self._tokens = torch.empty(0)
         self._gpu, self._planning = gpu, planning
-        arrays = padding.forward_arrays
+        arrays = _read(padding)
         self._buffer = torch.empty(packed_bytes(arrays), dtype=torch.uint8, device=model.device)
         self.batch: Batch = padding.of_tensors(views(self._buffer, arrays))
         """The tensors that the graphs read."""
@@ -161,14 +159,14 @@ class IterationGraph:
             self.states = model.forward(self.batch, cache, self._x)
 
         def sample() -> None:
-            self._tokens = model.sample(self.states)
+            self._tokens = model.next_tokens(self.states, self.batch)
 
         self._compute = gpu.capture(compute)
         self._sample: Callable[[], None] | None = gpu.capture(sample) if samples else None
 
     def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed) -> None:
         """Compute the layers for a batch of this size from the states [rows, hidden] of the stage before."""
-        fill(self._buffer, batch.forward_arrays, self._gpu)
+        fill(self._buffer, _read(batch), self._gpu)
         feed(batch, self.batch.tokens)
         if self._planning:
             self._planning.plan(batch.attention)
@@ -177,10 +175,15 @@ class IterationGraph:
         self._compute()
 
     def greedy_tokens(self) -> torch.Tensor:
-        """Return the likeliest token after each of the states: int64 [rows], valid until the next batch."""
+        """Return the likeliest token after each row that gets one, then padding: int64, until the next batch."""
         assert self._sample, "this graph doesn't sample"
         self._sample()
         return self._tokens
+
+
+def _read(padded: DeviceBatch) -> list[np.ndarray]:
+    """Return the arrays of a padded batch that its graphs read; a decoding batch's graph samples after all rows."""
+    return padded.forward_arrays + ([padded.rows] if len(padded.attention) > 1 and padded.rows is not None else [])
 
 
 def _empty(model: Model) -> DeviceBatch:

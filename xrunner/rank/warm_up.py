@@ -105,7 +105,7 @@ def warm_up(
 
     On the CPU it compiles the attention kernels and maps the blocks that the run may use. It also runs oneDNN's matrix
     products with the numbers of rows of iterations, since each number is compiled separately. On a GPU it compiles
-    every variant of the kernels that the run may need and captures the decoding graphs. If a run is `running` already,
+    every variant of the kernels that the run may need and captures the graphs. If a run is `running` already,
     products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is this rank's
     planning, if FlashInfer computes attention.
     """
