@@ -25,7 +25,8 @@ from xrunner.rank.assembly import DeviceBatch, MixedSize
 
 Feed = Callable[[DeviceBatch, torch.Tensor], object]
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(80, 256, 16), *range(256, 513, 32))
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(80, 256, 16), *range(256, 512, 32))
+SIZES += (*range(512, 1024, 64), *range(1024, 2049, 256))
 """Numbers of sequences for which there are decoding graphs."""
 ROWS = (16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
 """Numbers of rows for which there are graphs of batches with prompts."""

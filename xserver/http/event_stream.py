@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar, Protocol
 
@@ -43,57 +44,59 @@ class EventStream(Response):
     def __init__(self, streamed: Streamed, close: Callable[[], object], stall_s: float):
         super().__init__()
         self._streamed, self._close, self._stall_s = streamed, close, stall_s
+        self._one_by_one = asyncio.Lock()
+        self._began_s: float | None = None
+        """When the present send began, by the monotonic clock; None while nothing is sent."""
+        self._sent_s = time.monotonic()
+        self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the last one, or until the client disconnects."""
         writing = asyncio.ensure_future(self._write(send))
         leaving = asyncio.ensure_future(disconnected(receive))
+        comments = []
         try:
-            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            while not writing.done() and not leaving.done() and not self._stalls:
+                if self._began_s is None and time.monotonic() - self._sent_s >= _SILENCE_S:
+                    comments = [asyncio.ensure_future(self._put(send, b": keep-alive\n\n"))]
+                looks_s = min(_SILENCE_S, self._stall_s) / 2
+                await asyncio.wait({writing, leaving}, timeout=looks_s, return_when=asyncio.FIRST_COMPLETED)
             if writing.done() and not writing.cancelled():
                 writing.result()
-        except (OSError, asyncio.TimeoutError, TimeoutError):
-            pass  # the client has disconnected, or reads nothing
+        except OSError:
+            pass  # the client has disconnected
         finally:
-            writing.cancel()
-            leaving.cancel()
+            for task in (writing, leaving, *comments):
+                task.cancel()
             self._close()
 
-    async def _write(self, send: Send) -> None:
-        async def put(data: bytes, more: bool = True) -> None:
-            sending = asyncio.ensure_future(send({"type": "http.response.body", "body": data, "more_body": more}))
-            try:  # wait_for, until Python 3.12, loses a cancellation that comes with the end of the send (bpo-37658)
-                done, _ = await asyncio.wait({sending}, timeout=self._stall_s)
-            finally:
-                sending.cancel()
-            if not done:
-                raise TimeoutError
-            sending.result()
+    @property
+    def _stalls(self) -> bool:
+        """Whether the client has read nothing for too long."""
+        return self._began_s is not None and time.monotonic() - self._began_s >= self._stall_s
 
+    async def _put(self, send: Send, data: bytes, more: bool = True) -> None:
+        """Send data, which takes until the client has read enough of what was sent before."""
+        async with self._one_by_one:
+            if self._ended:
+                return
+            self._ended, self._began_s = not more, time.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+            self._began_s, self._sent_s = None, time.monotonic()
+
+    async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         streamed = self._streamed
-        events = aiter(streamed.chunks())
-        following = asyncio.ensure_future(anext(events, None))
         try:
-            while True:
-                done, _ = await asyncio.wait({following}, timeout=_SILENCE_S)
-                if not done:
-                    await put(b": keep-alive\n\n")
-                    continue
-                document = following.result()
-                if document is None:
-                    break
-                await put(streamed.event(document))
-                following = asyncio.ensure_future(anext(events, None))
+            async for document in streamed.chunks():
+                await self._put(send, streamed.event(document))
         except ApiError as error:
-            await put(streamed.failure(error))
+            await self._put(send, streamed.failure(error))
         except Exception:
             failed = ApiError(500, "An internal error ended the answer.", "internal_error", None, SERVER)
-            await put(streamed.failure(failed))
+            await self._put(send, streamed.failure(failed))
             raise
-        finally:
-            following.cancel()
-        await put(streamed.last_event, more=False)
+        await self._put(send, streamed.last_event, more=False)
 
 
 def event(document: dict[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from xserver.http import event_stream
 from xserver.http.event_stream import EventStream, event
 
 
@@ -102,3 +103,24 @@ def test_a_reader_that_takes_its_time_gets_all():
 
     assert asyncio.run(run()) == (1, 0)
     assert b"".join(sent).decode() == 'data: {"a":"木"}\n\ndata: {"b":1}\n\ndata: [DONE]\n\n'
+
+
+def test_a_silent_answer_sends_comments_until_its_end(monkeypatch):
+    monkeypatch.setattr(event_stream, "_SILENCE_S", 0.02)
+    sent = []
+
+    async def run():
+        async def send(message):
+            sent.append(message.get("body", b""))
+
+        async def documents():
+            yield {"a": 1}
+            await asyncio.sleep(0.1)
+            yield {"b": 2}
+
+        return await stream(send, stays, documents()), await tasks_left()
+
+    assert asyncio.run(run()) == (1, 0)
+    comments = sent.count(b": keep-alive\n\n")
+    assert 2 <= comments <= 5 and sent.index(b": keep-alive\n\n") > sent.index(event({"a": 1}))
+    assert sent[-2:] == [event({"b": 2}), b"data: [DONE]\n\n"]
