@@ -30,8 +30,9 @@ SIZES += (*range(512, 1024, 64), *range(1024, 2049, 256))
 """Numbers of sequences for which there are decoding graphs."""
 ROWS = (16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
 """Numbers of rows for which there are graphs of batches with prompts."""
-MOST_PROMPTS = 32
-"""Prompts of a graph at most: each adds a program for each KV head, which most often finds nothing to do."""
+_PROMPTS, _ROWS_OF_A_PROMPT = 32, 16
+"""Prompts of a graph at most, or one for so many rows if these are more: each of them adds programs of attention, which
+most often find nothing to do."""
 
 
 class IterationGraphs:
@@ -83,7 +84,12 @@ class IterationGraphs:
         sizes |= {rows} if rows <= ROWS[-1] else set()  # a token budget fills iterations to it
         sizes.discard(1)
         wanted = [
-            MixedSize(size, min(prompts, MOST_PROMPTS, size - 1), min(sequences, size - 1), self._width)
+            MixedSize(
+                size,
+                min(prompts, max(_PROMPTS, size // _ROWS_OF_A_PROMPT), size - 1),
+                min(sequences, size - 1),
+                self._width,
+            )
             for size in sorted(sizes)
         ]
         kept = {size: self._mixed.get(size) for size in wanted}
