@@ -115,7 +115,7 @@ def test_commands_are_found():
 def test_the_readme_is_short_and_starts_with_what_was_never_measured():
     lines = README.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 90
-    assert "On a GPU of our own, little was measured:" in "\n".join(lines[:15])
+    assert "On GPUs of our own, little was measured:" in "\n".join(lines[:15])
 
 
 def test_what_every_change_must_pass_is_the_readmes_test_command():
