@@ -1,11 +1,16 @@
-"""Connections of clients: limits on headers and on connections, which hold before the application gets a request."""
+"""Connections of clients: limits on headers and on connections, which hold before the application gets a request.
+
+Offers of other protocols are declined: Java's HTTP client offers HTTP/2 with its first request.
+"""
 
 import secrets
+import sys
 from asyncio import BaseTransport, TimerHandle, Transport
 from collections import Counter
 from http import HTTPStatus
 from typing import ClassVar, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from xserver.http.api_error import RATE_LIMIT, ApiError, invalid
@@ -44,6 +49,8 @@ class ClientConnection(HttpToolsProtocol):
     """Bytes in which the present request's headers have neither begun nor ended."""
     _timer: TimerHandle | None = None
     _refused = False
+    _data = b""
+    """What is being parsed."""
 
     def connection_made(self, transport: BaseTransport) -> None:
         """Count the connection, and refuse it if its client has too many."""
@@ -73,7 +80,7 @@ class ClientConnection(HttpToolsProtocol):
                 self._parse(data[begin : begin + MAX_HEADERS])
 
     def _parse(self, data: bytes) -> None:
-        request = self.scope
+        request, self._data = self.scope, data
         super().data_received(data)
         if self._in_headers and self.scope is request:
             self._unparsed += len(data)
@@ -107,7 +114,34 @@ class ClientConnection(HttpToolsProtocol):
             raise ValueError("too large")
         self._in_headers = False
         self._stop_timer()
-        super().on_headers_complete()
+        if not self._offers_protocol:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Pass the end of the body on, unless the parser has stopped before the body."""
+        if not self._offers_protocol:
+            super().on_message_complete()
+
+    @property
+    def _offers_protocol(self) -> bool:
+        """Whether the present request offers another protocol, which can be declined."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Decline another protocol: parse the request as one that doesn't offer it.
+
+        The parser has stopped behind the headers, without the body, and can't go on.
+        """
+        if not self._offers_protocol:
+            return
+        stopped = sys.exc_info()[1]
+        assert isinstance(stopped, httptools.HttpParserUpgrade), "called where it is handled"
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._parse(b"\r\n".join([*lines, b"", self._data[stopped.args[0] :]]))
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that the parser refuses, in the format of all errors."""

@@ -20,8 +20,13 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def application(scope, receive, send):
-    """Answer with the size of the headers."""
-    body = str(sum(len(name) + len(value) for name, value in scope["headers"])).encode()
+    """Answer with the body, or without one with the size of the headers."""
+    body = b""
+    while (message := await receive())["type"] == "http.request":
+        body += message["body"]
+        if not message["more_body"]:
+            break
+    body = body or str(sum(len(name) + len(value) for name, value in scope["headers"])).encode()
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -231,3 +236,43 @@ def test_refused_connections_have_an_id_and_are_counted(most, sent, code):
     before = REFUSED_CONNECTIONS.labels(code)._value.get()
     assert re.search(rb"\r\nx-request-id: [0-9a-f]{24}\r\n", with_server(use, most=most))
     assert REFUSED_CONNECTIONS.labels(code)._value.get() == before + 1
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+"""What Java's HTTP client sends with its first request."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"Content-Length: 5\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"],
+)
+def test_an_offer_of_another_protocol_loses_no_body(body):
+    """Wherever the request is cut in two; the connection goes on with other requests."""
+    first, second = b"POST / HTTP/1.1\r\nHost: localhost\r\n" + OFFER + body, REQUEST + OFFER + b"\r\n"
+
+    async def use(connect):
+        answers = []
+        for cut in range(1, len(first), 7):
+            reader, writer = await connect()
+            writer.write(first[:cut])
+            await writer.drain()
+            await asyncio.sleep(0.002)
+            writer.write(first[cut:])
+            answers.append(await answer(reader))
+            writer.write(second)
+            answers.append((await answer(reader))[0])
+            writer.close()
+        return answers
+
+    assert set(with_server(use)) == {(200, b"hello"), 200}
+
+
+def test_a_tunnel_is_refused():
+    async def use(connect):
+        reader, writer = await connect()
+        writer.write(b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n" + OFFER + b"\r\n")
+        status, _ = await answer(reader)
+        writer.close()
+        return status
+
+    assert with_server(use) == 400
