@@ -74,8 +74,10 @@ def _share(text: str) -> float:
     return share
 
 
-LAYER_PARTITION = "VLLM_PP_LAYER_PARTITION"
-"""The environment variable with the layers of each pipeline stage of vLLM (vllm/envs.py)."""
+LAYER_PARTITIONS = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
+"""The environment variable with the layers of each pipeline stage (vllm/envs.py, sglang/srt/distributed/utils.py)."""
+MAX_PREFILL_TOKENS = 16384
+"""SGLang's default of `--max-prefill-tokens`."""
 _DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _QUANTIZATIONS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "w8a8_fp8"), "fp8"),
@@ -126,8 +128,14 @@ _VALUES: dict[str, dict[str, tuple[str, Read]]] = {
         "pp-size": ("stages", _count),
         "dp-size": ("replicas", _count),
         "data-parallel-size": ("replicas", _count),
+        "attn-dp-size": ("attention_dp", _count),
+        "attention-data-parallel-size": ("attention_dp", _count),
+        "ep-size": ("expert_ranks", _count),
+        "expert-parallel-size": ("expert_ranks", _count),
+        "ep": ("expert_ranks", _count),
         "max-running-requests": ("max_num_seqs", _count),
         "chunked-prefill-size": ("max_num_batched_tokens", _count),
+        "max-prefill-tokens": ("max_prefill_tokens", _count),
         "mem-fraction-static": ("memory_fraction", _share),
         "page-size": ("block_size", _count),
         "context-length": ("longest", _count),
@@ -141,7 +149,11 @@ _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
         "enable-chunked-prefill": ("policy", POLICY),
         "enable-expert-parallel": ("expert_parallel", True),
     },
-    "sglang": {"disable-radix-cache": ("prefix_caching", False), "enable-mixed-chunk": ("policy", POLICY)},
+    "sglang": {
+        "disable-radix-cache": ("prefix_caching", False),
+        "enable-mixed-chunk": ("policy", POLICY),
+        "enable-dp-attention": ("replicas_share", True),
+    },
 }
 """Flags without a value."""
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size", "q": "quantization"}
@@ -193,28 +205,80 @@ def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
     if len(settings.get("layers", (0,) * stages)) != stages:
         given = ",".join(map(str, settings["layers"]))
         raise InputError(
-            f"--command has {LAYER_PARTITION}={given}, but {stages} pipeline stages: write one number for each stage."
+            f"--command has {LAYER_PARTITIONS[engine]}={given}, but {stages} pipeline stages: write one number for "
+            "each stage."
         )
     settings.setdefault("tp_degree", 1)
     settings.setdefault("replicas", 1)
-    if settings.get("expert_parallel") and settings["replicas"] > 1:  # its replicas share the experts
+    if engine == "sglang":
+        _size_replicas(settings)
+    elif settings.get("expert_parallel") and settings["replicas"] > 1:  # its replicas share the experts
         settings["attention_dp"] = settings["replicas"]
         del settings["expert_parallel"]
     return Launch(engine, model, settings | {"stages": stages}, tuple(named), longest)
 
 
+def _size_replicas(settings: dict[str, Any]) -> None:
+    """Turn SGLang's sizes of whole groups into those of each replica.
+
+    `--attn-dp-size N`, once `--dp-size N --enable-dp-attention`, divides a group of `--tp-size` devices among N
+    replicas that share the experts; its limits are those of all of them together. A chunk is never larger than
+    `--max-prefill-tokens`, which is each replica's.
+    """
+    _divide_group(settings)
+    prefill = settings.pop("max_prefill_tokens", MAX_PREFILL_TOKENS)
+    if "max_num_batched_tokens" in settings:
+        settings["max_num_batched_tokens"] = min(prefill, settings["max_num_batched_tokens"])
+
+
+def _divide_group(settings: dict[str, Any]) -> None:
+    shared = settings.pop("attention_dp", 1)
+    if settings.pop("replicas_share", False) and shared == 1:
+        shared, settings["replicas"] = settings["replicas"], 1
+    ranks, devices = settings.pop("expert_ranks", 1), settings["tp_degree"]
+    if devices % shared:
+        raise InputError(
+            f"--command divides {devices} devices (--tp-size) among {shared} replicas with attention of their own: use "
+            "a number that divides them."
+        )
+    if ranks not in (1, devices):
+        raise InputError(
+            f"--command has --ep-size {ranks} with --tp-size {devices}, but experts are simulated only as whole ones "
+            f"or as parts on all devices: use --ep-size 1 or {devices}."
+        )
+    if shared == 1:
+        settings |= {"expert_parallel": True} if ranks > 1 else {}
+        return
+    if ranks == 1:
+        raise InputError(
+            f"--command shares experts among {shared} replicas without --ep-size, so that each device has a part of "
+            f"every expert, which isn't modelled: add --ep-size {devices}."
+        )
+    settings |= {"attention_dp": shared, "tp_degree": devices // shared, "replicas": shared * settings["replicas"]}
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if name in settings:
+            settings[name] = max(1, settings[name] // shared)
+
+
 def _engine(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
     """Return the engine of a command, the remaining words, and the settings from its environment variables."""
-    said: dict[str, Any] = {}
+    variables: dict[str, str] = {}
     while words and ("=" in words[0] and not words[0].startswith("-")):
         variable, _, value = words.pop(0).partition("=")
-        if variable == LAYER_PARTITION:
-            _take(said, "layers", _read(variable, value, _counts), variable)
+        variables[variable] = value
+    engine, rest = _engine_of(words)
+    variable = LAYER_PARTITIONS[engine]
+    layers = {"layers": _read(variable, variables[variable], _counts)} if variable in variables else {}
+    return engine, rest, layers
+
+
+def _engine_of(words: list[str]) -> tuple[str, list[str]]:
+    """Return the engine of a command without environment variables, and the words after the program."""
     if words[:2] == ["vllm", "serve"]:
-        return "vllm", words[2:], said
+        return "vllm", words[2:]
     for module, engine in (("vllm.entrypoints.openai.api_server", "vllm"), ("sglang.launch_server", "sglang")):
         if len(words) > 2 and words[0].startswith("python") and words[1] == "-m" and words[2] == module:
-            return engine, words[3:], said
+            return engine, words[3:]
     raise InputError(
         f"--command '{' '.join(words[:3])} …' is not a command of vLLM or SGLang: begin it with `vllm serve` or "
         "`python -m sglang.launch_server`."

@@ -135,12 +135,14 @@ def read_problem(
 
 
 def _setting(options: TuneOptions, cluster: str | None, workload: Workload | None) -> Setting:
-    """Return the setting on one of the clusters."""
+    """Return the setting on one of the clusters; an export's engine makes the predictions of a roofline."""
+    profile = only_profile(options.profile)
+    exported = _exported_engine(options) if profile in (None, "roofline") else None
     return find_setting(
         options.model,
         cluster,
         workload or options.workload,
-        only_profile(options.profile),
+        profile,
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         memory_fraction=options.memory_fraction,
@@ -150,9 +152,14 @@ def _setting(options: TuneOptions, cluster: str | None, workload: Workload | Non
         scale_to_context=options.scale_to_context,
         rate=options.rate,
         device=options.device,
-        engine=options.engine,
+        engine=options.engine or exported,
         front_end=options.front_end,
     )
+
+
+def _exported_engine(options: TuneOptions) -> str | None:
+    """Return the engine whose launch command the user wants; InputError for an unknown one."""
+    return None if options.export is None else check_choice(options.export.lower(), ENGINES, "--export")
 
 
 def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOptions:
@@ -176,11 +183,10 @@ def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOption
 
 
 def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> Target | None:
-    """Return the engine whose flags the user wants; InputError if it is unknown or can't run the model."""
-    if options.export is None:
+    """Return the target of an export; InputError if the engine is unknown or can't run the model."""
+    engine = _exported_engine(options)
+    if engine is None:
         return None
-    engine = options.export.lower()
-    check_choice(engine, ENGINES, "--export")
     target = Target(engine, options.model if options.model and Path(options.model).is_dir() else None)
     target.check(setting, policies)
     return target

@@ -78,7 +78,11 @@ class AnswerOptions:
     out: Path | None = option(
         None, "Write the schedule to this file; with several bounds, that of the last feasible one.", "-o"
     )
-    export: str | None = option(None, "Print the launch command of the best schedule that an engine runs: vllm.")
+    export: str | None = option(
+        None,
+        "Print the launch command of the best schedule that an engine runs: vllm or sglang. Its time and memory are "
+        "then predicted, unless --engine says otherwise.",
+    )
     report: Path | None = shared_options.REPORT
 
 

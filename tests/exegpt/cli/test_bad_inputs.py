@@ -42,7 +42,7 @@ def check_refused(done, message):
         ("tune -l 5s --tolerance -1", r"--tolerance.*-1.*exegpt tune --help"),
         ("tune -l 5s --threads 100000", r"--threads.*100000"),
         ("tune -l 5s --rate 1/s --seed -1", r"--seed.*-1"),
-        ("tune -l 5s --export sglang", "--export 'sglang'"),
+        ("tune -l 5s --export lmdeploy", "--export 'lmdeploy'"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: the maximum is 100,000"),
         ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is used twice in this command"),
         ("plan models.yaml --cluster 4xA40 --out /nowhere/p.json", "no folder '/nowhere'"),
