@@ -12,6 +12,7 @@ import argparse
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,8 @@ FIGURES = ("throughput_seq_s", "latency_s", "ttft_bounded_s", "tpot_bounded_s")
 CLUSTERS = tuple(f"{n}x{{}}" for n in range(1, 9)) + tuple(f"{n}x{{}}" for n in ("2x5", "2x6", "2x7", "2x8", "3x3"))
 KINDS = ("H100-SXM", "H200-SXM", "A100-80GB", "L40S", "B200")
 MODELS = (("llama-3.1-8b", None), ("qwen3-14b", None), ("qwen3-32b", None), ("llama-3.1-70b", "fp8"))
+CONVERTED = {"tensorrt-llm": {"llama-3.1-70b": ("nvidia/Llama-3.1-70B-Instruct-FP8", None)}}
+"""Checkpoints in 8 bits, for engines that convert no weights."""
 WORKLOADS = ("2048/256", "1024/512", "512/512", "4096/64", "500/1500", "S", "T", "C1")
 OTHERS = ("rra", "waa-c", "waa-m")
 PARSERS = {
@@ -112,7 +115,12 @@ class Check:
 
 def read_back(question: Question, export: Export) -> Estimate:
     """What `simulate` predicts of the commands: of those that all nodes of the schedule are started with."""
-    launches = [read_launch(command) for command in export.commands]
+    with tempfile.TemporaryDirectory() as folder:
+        commands = list(export.commands)
+        for name, text in export.start.files.items():
+            (Path(folder) / name).write_text(text)
+            commands = [command.replace(name, f"{folder}/{name}") for command in commands]
+        launches = [read_launch(command) for command in commands]
     assert len({tuple(sorted(launch.settings.items())) for launch in launches}) == 1
     said: dict[str, Any] = dict(launches[0].settings)
     assert said["replicas"] == question.target.launch.together(export.schedule)
@@ -134,6 +142,7 @@ def drawn(rng: random.Random, engine: str = "vllm") -> Question | None:
     """A question whose bounds are 1.1 to 6 times what one sequence takes at a time; None: the model doesn't fit."""
     model, dtype = rng.choice(MODELS)
     kinds = [kind for kind in KINDS if dtype != "fp8" or not kind.startswith("A100")]
+    model, dtype = CONVERTED.get(engine, {}).get(model, (model, dtype))
     cluster, workload = rng.choice(CLUSTERS).format(rng.choice(kinds)), rng.choice(WORKLOADS)
     question = Question(model, dtype, cluster, workload, engine=engine)
     alone = question.answer(("chunked",), {"max_num_seqs": 1}).tuned.estimate

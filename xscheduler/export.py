@@ -10,10 +10,13 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xscheduler.exports.launch_parts import EngineLaunch, Start, hub_name
 from xscheduler.exports.sglang_launch import SglangLaunch
+from xscheduler.exports.tensorrt_llm_launch import TensorrtLlmLaunch
 from xscheduler.exports.vllm_launch import VllmLaunch
 from xscheduler.settings import Setting
 
-_LAUNCHES: dict[str, EngineLaunch] = {launch.engine: launch for launch in (VllmLaunch(), SglangLaunch())}
+_LAUNCHES: dict[str, EngineLaunch] = {
+    launch.engine: launch for launch in (VllmLaunch(), SglangLaunch(), TensorrtLlmLaunch())
+}
 ENGINES = tuple(_LAUNCHES)
 
 
@@ -36,8 +39,9 @@ class Export:
 
     @property
     def command(self) -> str:
-        """The commands, one per line."""
-        return "\n".join(self.commands)
+        """The commands, one per line, after the lines that write the files that they read."""
+        files = (f"cat > {name} <<'EOF'\n{text.rstrip()}\nEOF" for name, text in self.start.files.items())
+        return "\n".join((*files, *self.commands))
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,7 @@ def print_export(target: Target, export: Export | None, times: Times) -> None:
     columns = policy_columns(times)[1:-1]
     figures = ", ".join(f"{name} {text}" for name, text in zip(columns, _figures(export.estimate, times), strict=True))
     print(f"Launch command for {target.engine}; its predicted performance is {figures}:")
-    for line in export.commands:
-        print(f"  {line}")
+    print(export.command)
     for note in export.notes:
         print(f"  {note}")
 

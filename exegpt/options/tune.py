@@ -80,8 +80,8 @@ class AnswerOptions:
     )
     export: str | None = option(
         None,
-        "Print the launch command of the best schedule that an engine runs: vllm or sglang. Its time and memory are "
-        "then predicted, unless --engine says otherwise.",
+        "Print the launch command of the best schedule that an engine runs: vllm, sglang or tensorrt-llm. Its time "
+        "and memory are then predicted, unless --engine says otherwise.",
     )
     report: Path | None = shared_options.REPORT
 

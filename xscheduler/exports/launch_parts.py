@@ -98,7 +98,7 @@ class ReplicaGroup:
         if self.on_node > 1:
             return (
                 f"start {self.copies} of it, at most {self.on_node} on a node and each with {self.devices} of its GPUs "
-                "(CUDA_VISIBLE_DEVICES), behind a load balancer",
+                "(CUDA_VISIBLE_DEVICES) and a port of its own, behind a load balancer",
             )
         each = f"each of {self.copies} nodes" if self.copies > 1 else "one node"
         other = f" and, with {replicas_flag} {self.rest}, on another node," if self.rest else ""
@@ -115,9 +115,14 @@ def replicas_of_node(schedule: Schedule) -> int:
     return min(schedule.replicas, max(1, schedule.cluster.devices_per_node // replica_devices(schedule)))
 
 
+def stage_layers(schedule: Schedule) -> tuple[int, ...]:
+    """Return the number of layers of each pipeline stage."""
+    return tuple(stop - start for start, stop in (stage.decoder_layers or (0, 0) for stage in schedule.stages))
+
+
 def partition(schedule: Schedule, variable: str) -> Mapping[str, str]:
     """Return the environment variable with the layers of each pipeline stage; none if all have equally many."""
-    counts = [stop - start for start, stop in (stage.decoder_layers or (0, 0) for stage in schedule.stages)]
+    counts = stage_layers(schedule)
     return {variable: ",".join(map(str, counts))} if len(set(counts)) > 1 else {}
 
 
