@@ -207,7 +207,7 @@ def main() -> None:
     print(f"{off} have a figure that differs by more than {AGREE:.0%}; at worst {worst:.2%}")
     print(f"throughput beside that of the schedule that was searched: {min(gains):+.2%} to {max(gains):+.2%}")
     if arguments.commands:
-        arguments.commands.write_text("\n".join(c.export.command for c in found) + "\n")
+        arguments.commands.write_text("\n".join(c.export.text for c in found) + "\n")
     lines = [line for check in found for line in check.export.commands]
     refused = arguments.parser and not accepts(arguments.parser, arguments.target, lines)
     sys.exit(bool(broken or off or refused))

@@ -4,10 +4,14 @@ from dataclasses import dataclass, replace
 
 from xcore.errors import InputError
 from xcore.policies import TRAITS, runs
+from xcore.quantity import figure_text
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Estimate
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
+from xscheduler.exports.compose_file import compose_text
+from xscheduler.exports.container_parts import Deployed, check_device
+from xscheduler.exports.kubernetes_manifest import kubernetes_text
 from xscheduler.exports.launch_parts import EngineLaunch, Start, hub_name
 from xscheduler.exports.sglang_launch import SglangLaunch
 from xscheduler.exports.tensorrt_llm_launch import TensorrtLlmLaunch
@@ -18,6 +22,8 @@ _LAUNCHES: dict[str, EngineLaunch] = {
     launch.engine: launch for launch in (VllmLaunch(), SglangLaunch(), TensorrtLlmLaunch())
 }
 ENGINES = tuple(_LAUNCHES)
+_FORMS = {"kubernetes": kubernetes_text, "compose": compose_text}
+FORMS = ("command", *_FORMS)
 
 
 @dataclass(frozen=True)
@@ -31,17 +37,13 @@ class Export:
     estimate: Estimate
     """The estimate of `schedule`."""
     notes: tuple[str, ...]
+    text: str
+    """The commands for a shell, or the file that starts containers."""
 
     @property
     def commands(self) -> tuple[str, ...]:
         """Return one command per node of a replica."""
         return tuple(command.text for command in self.start.commands)
-
-    @property
-    def command(self) -> str:
-        """The commands, one per line, after the lines that write the files that they read."""
-        files = (f"cat > {name} <<'EOF'\n{text.rstrip()}\nEOF" for name, text in self.start.files.items())
-        return "\n".join((*files, *self.commands))
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Target:
 
     engine: str
     weights: str | None = None
+    form: str = "command"
+    """What starts it, one of FORMS."""
 
     @property
     def launch(self) -> EngineLaunch:
@@ -76,6 +80,8 @@ class Target:
                 f"{', '.join(policies)}: add one of them, or leave --policy out."
             )
         self.launch.check(model, setting.profile.dtype, setting.kv_dtype)
+        if self.form != "command":
+            check_device(setting.cluster.device.kind, self.form)
 
     def follows(self, schedule: Schedule, profile: Profile) -> Schedule:
         """Return the schedule that the engine follows with a schedule's flags."""
@@ -97,9 +103,18 @@ class Target:
             if alike
             else "no prompts share a prefix, so reuse can only improve on it"
         )
-        start = self.launch.start(followed, self.weights or hub_name(followed.model.spec.name), longest)
+        model = self.weights or hub_name(followed.model.spec.name)
+        # Kubernetes spreads requests over pods, so each replica gets one.
+        shared = followed.model.spec.attention_dp
+        together = shared if self.form == "kubernetes" else self.launch.together(followed)
+        start = self.launch.start(followed, model, longest, together)
         caching = f"prefix caching: on, the default of {self.engine}; the prediction assumes that {cached}"
-        return Export(start, followed, estimate, (*start.notes, length, caching))
+        if self.form == "command":
+            return Export(start, followed, estimate, (*start.notes, length, caching), _script(start))
+        rate = f"{figure_text(estimate.throughput_seq_s)} requests/s are predicted for {followed.workload.name}"
+        comments = (f"{model} on {followed.cluster.name}: {rate}", length, caching)
+        deployed = Deployed(self.engine, model, start, comments)
+        return Export(start, followed, estimate, (length, caching), _FORMS[self.form](deployed))
 
     def _longest(self, schedule: Schedule) -> tuple[int, str]:
         """Return the tokens of the longest accepted request, and the reason for it.
@@ -113,3 +128,9 @@ class Target:
         return held, (
             f"{flag} {held} is the number of tokens that fit in the KV cache; the model's context has {context:,}"
         )
+
+
+def _script(start: Start) -> str:
+    """Return the commands, one per line, after the lines that write the files that they read."""
+    files = (f"cat > {name} <<'EOF'\n{text.rstrip()}\nEOF" for name, text in start.files.items())
+    return "\n".join((*files, *(command.text for command in start.commands)))

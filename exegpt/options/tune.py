@@ -83,6 +83,10 @@ class AnswerOptions:
         "Print the launch command of the best schedule that an engine runs: vllm, sglang or tensorrt-llm. Its time "
         "and memory are then predicted, unless --engine says otherwise.",
     )
+    export_as: str | None = option(
+        None, "The form of an export: command (default), kubernetes (a manifest) or compose (a file for one machine)."
+    )
+    export_out: Path | None = option(None, "Write the export to this file; with several bounds, the last one.")
     report: Path | None = shared_options.REPORT
 
 

@@ -55,10 +55,10 @@ class EngineLaunch(Protocol):
         """Return the schedule with the page size, the budgets, the admission and the caching of the engine."""
 
     def together(self, schedule: Schedule) -> int:
-        """Return how many replicas one command starts."""
+        """Return how many replicas one command starts where it may start several."""
 
-    def start(self, schedule: Schedule, model: str, longest: int) -> Start:
-        """Return what starts the replicas; `model` is the name or the directory of the checkpoint."""
+    def start(self, schedule: Schedule, model: str, longest: int, together: int) -> Start:
+        """Return what starts `together` replicas; `model` is the name or the directory of the checkpoint."""
 
 
 @dataclass(frozen=True)

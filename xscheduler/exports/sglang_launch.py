@@ -53,12 +53,12 @@ class SglangLaunch:
         shared = schedule.model.spec.attention_dp
         return shared if shared > 1 else replicas_of_node(schedule)
 
-    def start(self, schedule: Schedule, model: str, longest: int) -> Start:
+    def start(self, schedule: Schedule, model: str, longest: int, together: int) -> Start:
         """Return what starts the replicas.
 
         With attention data parallelism, the limits of sequences and of a chunk are those of all its replicas together.
         """
-        group, control, spec = ReplicaGroup.of(schedule, self.together(schedule)), schedule.control, schedule.model.spec
+        group, control, spec = ReplicaGroup.of(schedule, together), schedule.control, schedule.model.spec
         tp, shared = schedule.stages[0].tp, spec.attention_dp
         replicas = {"attn-dp-size": shared} if shared > 1 else {"dp-size": group.together}
         whole = {"ep-size": tp * shared} if spec.expert_parallel(tp, schedule.dtype) else {}

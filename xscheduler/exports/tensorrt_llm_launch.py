@@ -34,11 +34,11 @@ class TensorrtLlmLaunch:
         """Return how many replicas one command starts: those that share experts, else one."""
         return schedule.model.spec.attention_dp
 
-    def start(self, schedule: Schedule, model: str, longest: int) -> Start:
+    def start(self, schedule: Schedule, model: str, longest: int, together: int) -> Start:
         """Return what starts the replicas: over several nodes, MPI starts a rank for each device."""
         import yaml
 
-        group = ReplicaGroup.of(schedule, self.together(schedule))
+        group = ReplicaGroup.of(schedule, together)
         words: tuple[str, ...] = ("trtllm-serve", model, "--config", _FILE)
         where = group.where("")
         if group.nodes > 1:

@@ -42,9 +42,9 @@ class VllmLaunch:
         """
         return schedule.model.spec.attention_dp if schedule.model.spec.experts else replicas_of_node(schedule)
 
-    def start(self, schedule: Schedule, model: str, longest: int) -> Start:
+    def start(self, schedule: Schedule, model: str, longest: int, together: int) -> Start:
         """Return what starts the replicas."""
-        group, control = ReplicaGroup.of(schedule, self.together(schedule)), schedule.control
+        group, control = ReplicaGroup.of(schedule, together), schedule.control
         values: dict[str, object] = {
             "tensor-parallel-size": schedule.stages[0].tp,
             "pipeline-parallel-size": len(schedule.stages),

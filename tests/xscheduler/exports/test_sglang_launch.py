@@ -43,7 +43,7 @@ def asked(model="llama-3.1-8b", dtype=None, cluster="8xH100-SXM", workload="512/
 
 def test_what_the_engine_has_itself_is_passed_on():
     found = exported(asked(), tp=2, stages=2, replicas=2)
-    assert flags(found.command) == {
+    assert flags(found.text) == {
         "--tp-size": "2",
         "--pp-size": "2",
         "--dp-size": "2",
@@ -57,7 +57,7 @@ def test_what_the_engine_has_itself_is_passed_on():
     }
     assert found.commands[0].split()[4] == "meta-llama/Llama-3.1-8B"
     assert (found.schedule.admission, found.schedule.prefix_caching, found.estimate.engine) == ("grow", True, "sglang")
-    assert flags(exported(asked(), tokens=20_000).command)["--max-prefill-tokens"] == "20000"
+    assert flags(exported(asked(), tokens=20_000).text)["--max-prefill-tokens"] == "20000"
 
 
 def test_a_replica_over_nodes_has_a_command_for_each():
@@ -69,7 +69,7 @@ def test_a_replica_over_nodes_has_a_command_for_each():
 
 
 def test_dtypes_have_the_engines_names():
-    options = flags(exported(asked(dtype="fp8"), kv_dtype="fp8").command)
+    options = flags(exported(asked(dtype="fp8"), kv_dtype="fp8").text)
     assert (options["--dtype"], options["--quantization"], options["--kv-cache-dtype"]) == ("auto", "fp8", "fp8_e4m3")
     for dtype, kv_dtype, words in (("bf16", "fp16", "not in fp16: leave out --kv-dtype"), ("int4", None, "to int4")):
         with pytest.raises(InputError, match=words):
@@ -87,14 +87,14 @@ def test_dtypes_have_the_engines_names():
 )
 def test_chunks_are_whole_pages_where_attention_needs_pages(model, cluster, page, chunk, most):
     found = exported(asked(model, cluster=cluster), tp=int(cluster[0]))
-    options = flags(found.command)
+    options = flags(found.text)
     assert (options["--page-size"], options["--chunked-prefill-size"]) == (page, chunk)
     assert options["--max-running-requests"] == most
     assert found.schedule.control.max_num_batched_tokens == int(chunk)
 
 
 def test_a_chunk_below_the_sequences_has_fewer_of_them():
-    options = flags(exported(asked(cluster="1xB200"), residents=40, tokens=47).command)
+    options = flags(exported(asked(cluster="1xB200"), residents=40, tokens=47).text)
     assert (options["--chunked-prefill-size"], options["--max-running-requests"]) == ("32", "32")
 
 
@@ -121,7 +121,7 @@ def test_a_command_that_is_read_back_has_the_figures_of_the_export(question, how
 def test_replicas_that_share_experts_have_the_limits_of_all_of_them():
     question = asked("deepseek-ai/DeepSeek-R1", cluster="16xH200-SXM")
     found = exported(question, replicas=16, attention_dp=8)
-    options = flags(found.command)
+    options = flags(found.text)
     assert (options["--tp-size"], options["--attn-dp-size"], options["--ep-size"]) == ("8", "8", "8")
     assert (options["--max-running-requests"], options["--chunked-prefill-size"]) == ("512", "8000")
     assert "--dp-size" not in options and found.notes[0].startswith(
@@ -131,5 +131,5 @@ def test_replicas_that_share_experts_have_the_limits_of_all_of_them():
 
 def test_experts_are_whole_where_a_part_has_no_whole_blocks_of_scales():
     for tp, whole in ((4, False), (8, True)):
-        options = flags(exported(asked("Qwen/Qwen3-235B-A22B-FP8", cluster="8xH200-SXM"), tp=tp).command)
+        options = flags(exported(asked("Qwen/Qwen3-235B-A22B-FP8", cluster="8xH200-SXM"), tp=tp).text)
         assert options.get("--ep-size") == ("8" if whole else None)

@@ -44,7 +44,7 @@ def exported(question, tp=1, stages=None, replicas=1, residents=64, tokens=1000,
 def config(found):
     """The content of the file that the command reads."""
     ((name, text),) = found.start.files.items()
-    assert f"--config {name}" in found.commands[0] and f"cat > {name} <<'EOF'\n{text}EOF\n" in found.command
+    assert f"--config {name}" in found.commands[0] and f"cat > {name} <<'EOF'\n{text}EOF\n" in found.text
     return yaml.safe_load(text)
 
 
