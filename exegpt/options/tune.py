@@ -84,7 +84,7 @@ class AnswerOptions:
         "and memory are then predicted, unless --engine says otherwise.",
     )
     export_as: str | None = option(
-        None, "The form of an export: command (default), kubernetes (a manifest) or compose (a file for one machine)."
+        None, "The form of --export: command (default), kubernetes (a manifest) or compose (a file for one machine)."
     )
     export_out: Path | None = option(None, "Write the export to this file; with several bounds, the last one.")
     report: Path | None = shared_options.REPORT

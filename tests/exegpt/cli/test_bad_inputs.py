@@ -43,6 +43,8 @@ def check_refused(done, message):
         ("tune -l 5s --threads 100000", r"--threads.*100000"),
         ("tune -l 5s --rate 1/s --seed -1", r"--seed.*-1"),
         ("tune -l 5s --export lmdeploy", "--export 'lmdeploy'"),
+        ("tune -l 5s --export vllm --export-as helm", "--export-as 'helm'"),
+        ("tune -l 5s --export-as compose", "--export-as is about an exported engine: add --export"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: the maximum is 100,000"),
         ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is used twice in this command"),
         ("plan models.yaml --cluster 4xA40 --out /nowhere/p.json", "no folder '/nowhere'"),

@@ -108,3 +108,16 @@ def test_an_export_at_a_rate_is_replayed_at_the_rate(exegpt):
     assert there["latency_from"] == "arrival" and there["ttft_bounded_s"] <= 1.0
     assert abs(there["throughput_seq_s"] / 5.0 - 1.0) < 0.01
     assert any("assumes that no prompts share a prefix" in text for text in answer["assumptions"])
+
+
+def test_an_exports_engine_makes_the_predictions_and_its_file_is_written(exegpt, tmp_path):
+    where = ("tune", "-w", "200/10", "-m", "llama-3.1-8b", "-c", "1xH100", "-l", "inf", "--policy", "chunked")
+    asked = (*where, "--no-advice", "--export", "sglang")
+    done = exegpt(*asked, "--export-out", tmp_path / "start.sh", "--json").json
+    assert done["export_estimate"]["engine"] == done["best_on_engine"]["engine"] == "sglang"
+    assert (tmp_path / "start.sh").read_text() == f"{done['export']}\n"
+    printed = exegpt(*asked, "--export-as", "kubernetes", "--export-out", tmp_path / "start.yaml").out
+    assert "Kubernetes file for sglang" in printed
+    assert (tmp_path / "start.yaml").read_text().strip() in printed
+    simulated = exegpt("simulate", "--command", done["export"], "-c", "1xH100", "-w", "200/10", "--json").json
+    assert simulated["throughput_seq_s"] == done["export_estimate"]["throughput_seq_s"]

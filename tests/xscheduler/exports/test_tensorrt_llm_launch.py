@@ -22,7 +22,7 @@ FIELDS = {
 }
 """Fields of `LlmArgs`, `SchedulerConfig` and `KvCacheConfig`, among others that they have.
 
-Read in tensorrt_llm/llmapi/llm_args.py of NVIDIA/TensorRT-LLM@00043967 (1.3): the wheel, of gigabytes, was not loaded.
+Read in tensorrt_llm/llmapi/llm_args.py of NVIDIA/TensorRT-LLM@00043967 (1.3), not in the package: PyPI has no wheel.
 """
 
 
