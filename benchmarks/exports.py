@@ -45,7 +45,14 @@ PARSERS = {
     "from sglang.srt.server_args import prepare_server_args\n"
     "for line in sys.stdin:\n"
     "    words = shlex.split(line)\n"
-    "    prepare_server_args(words[words.index('sglang.launch_server') + 1:])\n"
+    "    prepare_server_args(words[words.index('sglang.launch_server') + 1:])\n",
+    "vllm": "import shlex, sys\n"
+    "from vllm.entrypoints.cli.serve import make_arg_parser\n"
+    "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+    "parser = make_arg_parser(FlexibleArgumentParser(prog='vllm serve'))\n"
+    "for line in sys.stdin:\n"
+    "    words = shlex.split(line)\n"
+    "    parser.parse_args(words[words.index('serve') + 1:])\n",
 }
 """Programs that read commands with the engine's own parser, which ends them with an error for one that it refuses."""
 
