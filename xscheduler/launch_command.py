@@ -1,7 +1,7 @@
-"""Read a running server's launch command, with vLLM's or SGLang's flags, as the settings to simulate.
+"""Read a running server's launch command, with the flags of its engine, as the settings to simulate.
 
 A flag that changes the prediction and isn't modelled is an error; flags that change nothing are listed. Flags are those
-of `vllm serve` and `python -m sglang.launch_server`, in the releases of `RELEASES`.
+of `vllm serve`, `python -m sglang.launch_server` and `trtllm-serve`, in the releases of `RELEASES`.
 """
 
 import shlex
@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from xcore.errors import InputError
+from xscheduler.trtllm_config import config_words
 
 Read = Callable[[str], Any]
 Number = TypeVar("Number", int, float)
 
-RELEASES = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5"}
-"""Engine releases whose flags and defaults are followed (vllm/engine/arg_utils.py, sglang/srt/server_args.py)."""
+RELEASES = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5", "tensorrt-llm": "TensorRT-LLM 1.2"}
+"""Engine releases whose flags and defaults are followed.
+
+vllm/engine/arg_utils.py, sglang/srt/server_args.py, tensorrt_llm/commands/serve.py and tensorrt_llm/llmapi/llm_args.py.
+"""
 POLICY = "chunked"
 """The only policy that these servers run."""
 
@@ -41,6 +45,11 @@ class Launch:
             notes.append(
                 "sglang: without --enable-mixed-chunk, prefill and decode take turns; the simulation runs them in "
                 "one iteration, as with this flag"
+            )
+        if self.engine == "tensorrt-llm" and "policy" not in self.settings:
+            notes.append(
+                "tensorrt-llm: without enable_chunked_prefill, an iteration has whole prompts only; the simulation "
+                "splits them, as with this key"
             )
         return tuple(notes)
 
@@ -74,8 +83,10 @@ def _share(text: str) -> float:
     return share
 
 
-LAYER_PARTITION = "VLLM_PP_LAYER_PARTITION"
-"""The environment variable with the layers of each pipeline stage of vLLM (vllm/envs.py)."""
+LAYER_PARTITIONS = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
+"""The environment variable with the layers of each pipeline stage (vllm/envs.py, sglang/srt/distributed/utils.py)."""
+MAX_PREFILL_TOKENS = 16384
+"""SGLang's default of `--max-prefill-tokens`."""
 _DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _QUANTIZATIONS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "w8a8_fp8"), "fp8"),
@@ -85,6 +96,7 @@ _QUANTIZATIONS = {
     "w8a8_int8": "int8",
     "compressed-tensors": None,
 }
+_ADMISSIONS = {"GUARANTEED_NO_EVICT": "reserve", "MAX_UTILIZATION": "grow"}
 _KV_DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
 
@@ -126,14 +138,42 @@ _VALUES: dict[str, dict[str, tuple[str, Read]]] = {
         "pp-size": ("stages", _count),
         "dp-size": ("replicas", _count),
         "data-parallel-size": ("replicas", _count),
+        "attn-dp-size": ("attention_dp", _count),
+        "attention-data-parallel-size": ("attention_dp", _count),
+        "ep-size": ("expert_ranks", _count),
+        "expert-parallel-size": ("expert_ranks", _count),
+        "ep": ("expert_ranks", _count),
         "max-running-requests": ("max_num_seqs", _count),
         "chunked-prefill-size": ("max_num_batched_tokens", _count),
+        "max-prefill-tokens": ("max_prefill_tokens", _count),
         "mem-fraction-static": ("memory_fraction", _share),
         "page-size": ("block_size", _count),
         "context-length": ("longest", _count),
     },
+    "tensorrt-llm": {
+        "dtype": ("dtype", _one_of(_DTYPES)),
+        "tensor-parallel-size": ("tp_degree", _count),
+        "tp-size": ("tp_degree", _count),
+        "pipeline-parallel-size": ("stages", _count),
+        "pp-size": ("stages", _count),
+        "pp-partition": ("layers", _counts),
+        "moe-expert-parallel-size": ("expert_ranks", _count),
+        "ep-size": ("expert_ranks", _count),
+        "max-batch-size": ("max_num_seqs", _count),
+        "max-num-tokens": ("max_num_batched_tokens", _count),
+        "max-seq-len": ("longest", _count),
+        "free-gpu-memory-fraction": ("memory_fraction", _share),
+        "kv-cache-free-gpu-memory-fraction": ("memory_fraction", _share),
+        "kv-cache-config.free-gpu-memory-fraction": ("memory_fraction", _share),
+        "kv-cache-config.dtype": ("kv_dtype", _one_of(_KV_DTYPES)),
+        "kv-cache-config.tokens-per-block": ("block_size", _count),
+        "scheduler-config.capacity-scheduler-policy": ("admission", _one_of(_ADMISSIONS)),
+    },
 }
-"""Flags with a value: the option that each one sets, and the function that reads the value."""
+"""Flags with a value: the option that each one sets, and the function that reads the value.
+
+The keys of TensorRT-LLM's file are flags here too, with a full stop for a key inside another.
+"""
 _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
     "vllm": {
         "enable-prefix-caching": ("prefix_caching", True),
@@ -141,7 +181,19 @@ _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
         "enable-chunked-prefill": ("policy", POLICY),
         "enable-expert-parallel": ("expert_parallel", True),
     },
-    "sglang": {"disable-radix-cache": ("prefix_caching", False), "enable-mixed-chunk": ("policy", POLICY)},
+    "sglang": {
+        "disable-radix-cache": ("prefix_caching", False),
+        "enable-mixed-chunk": ("policy", POLICY),
+        "enable-dp-attention": ("replicas_share", True),
+    },
+    "tensorrt-llm": {
+        "enable-chunked-prefill": ("policy", POLICY),
+        "no-enable-chunked-prefill": ("policy", None),
+        "enable-attention-dp": ("attention_dp", True),
+        "no-enable-attention-dp": ("attention_dp", None),
+        "kv-cache-config.enable-block-reuse": ("prefix_caching", True),
+        "no-kv-cache-config.enable-block-reuse": ("prefix_caching", False),
+    },
 }
 """Flags without a value."""
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size", "q": "quantization"}
@@ -149,6 +201,7 @@ _NAMED = {
     *("host", "port", "api-key", "served-model-name", "tokenizer", "tokenizer-mode", "download-dir", "load-format"),
     *("revision", "seed", "chat-template", "tool-call-parser", "reasoning-parser", "uvicorn-log-level", "log-level"),
     *("node-rank", "nnodes", "master-addr", "master-port", "dist-init-addr", "distributed-executor-backend"),
+    *("gpus-per-node", "backend", "reasoning-parser", "tool-parser"),
     *("allowed-origins", "root-path", "ssl-keyfile", "ssl-certfile", "max-log-len", "swap-space", "random-seed"),
 }
 """Flags with a value that don't change a prediction."""
@@ -192,33 +245,106 @@ def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
     model, longest, stages = settings.pop("model"), settings.pop("longest", None), settings.pop("stages", 1)
     if len(settings.get("layers", (0,) * stages)) != stages:
         given = ",".join(map(str, settings["layers"]))
+        name = LAYER_PARTITIONS.get(engine, "pp_partition")
         raise InputError(
-            f"--command has {LAYER_PARTITION}={given}, but {stages} pipeline stages: write one number for each stage."
+            f"--command has {name}={given}, but {stages} pipeline stages: write one number for each stage."
         )
     settings.setdefault("tp_degree", 1)
     settings.setdefault("replicas", 1)
-    if settings.get("expert_parallel") and settings["replicas"] > 1:  # its replicas share the experts
+    if engine == "sglang":
+        _size_replicas(settings)
+    elif engine == "tensorrt-llm":
+        if settings.get("attention_dp"):
+            settings["attention_dp"] = settings["tp_degree"]
+        _divide_group(settings, limits=False)
+    elif settings.get("expert_parallel") and settings["replicas"] > 1:  # its replicas share the experts
         settings["attention_dp"] = settings["replicas"]
         del settings["expert_parallel"]
     return Launch(engine, model, settings | {"stages": stages}, tuple(named), longest)
 
 
+def _size_replicas(settings: dict[str, Any]) -> None:
+    """Turn SGLang's sizes of whole groups into those of each replica.
+
+    `--attn-dp-size N`, once `--dp-size N --enable-dp-attention`, divides a group of `--tp-size` devices among N
+    replicas that share the experts; its limits are those of all of them together. A chunk is never larger than
+    `--max-prefill-tokens`, which is each replica's.
+    """
+    _divide_group(settings)
+    prefill = settings.pop("max_prefill_tokens", MAX_PREFILL_TOKENS)
+    if "max_num_batched_tokens" in settings:
+        settings["max_num_batched_tokens"] = min(prefill, settings["max_num_batched_tokens"])
+
+
+def _divide_group(settings: dict[str, Any], limits: bool = True) -> None:
+    """Turn the devices of a group whose replicas share experts into those of a replica, and its `limits` too."""
+    shared = settings.pop("attention_dp", 1)
+    if settings.pop("replicas_share", False) and shared == 1:
+        shared, settings["replicas"] = settings["replicas"], 1
+    ranks, devices = settings.pop("expert_ranks", 1), settings["tp_degree"]
+    if devices % shared:
+        raise InputError(
+            f"--command divides {devices} devices (the tensor-parallel size) among {shared} replicas with attention of "
+            "their own: use a number that divides them."
+        )
+    if ranks not in (1, devices):
+        raise InputError(
+            f"--command has an expert-parallel size of {ranks} on {devices} devices, but experts are simulated only as "
+            f"whole ones or as parts on all devices: use 1 or {devices}."
+        )
+    if shared == 1:
+        settings |= {"expert_parallel": True} if ranks > 1 else {}
+        return
+    if ranks == 1:
+        raise InputError(
+            f"--command shares experts among {shared} replicas without an expert-parallel size, so that each device "
+            f"has a part of every expert, which isn't modelled: add the size {devices}."
+        )
+    settings |= {"attention_dp": shared, "tp_degree": devices // shared, "replicas": shared * settings["replicas"]}
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if limits and name in settings:
+            settings[name] = max(1, settings[name] // shared)
+
+
 def _engine(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
     """Return the engine of a command, the remaining words, and the settings from its environment variables."""
-    said: dict[str, Any] = {}
+    variables: dict[str, str] = {}
     while words and ("=" in words[0] and not words[0].startswith("-")):
         variable, _, value = words.pop(0).partition("=")
-        if variable == LAYER_PARTITION:
-            _take(said, "layers", _read(variable, value, _counts), variable)
+        variables[variable] = value
+    engine, rest = _engine_of(words)
+    variable = LAYER_PARTITIONS.get(engine, "")
+    layers = {"layers": _read(variable, variables[variable], _counts)} if variable in variables else {}
+    return engine, rest, layers
+
+
+def _engine_of(words: list[str]) -> tuple[str, list[str]]:
+    """Return the engine of a command without environment variables, and the words after the program."""
     if words[:2] == ["vllm", "serve"]:
-        return "vllm", words[2:], said
+        return "vllm", words[2:]
+    if "trtllm-serve" in words:  # mpirun and trtllm-llmapi-launch come before it
+        return "tensorrt-llm", _with_file(words[words.index("trtllm-serve") + 1 :])
     for module, engine in (("vllm.entrypoints.openai.api_server", "vllm"), ("sglang.launch_server", "sglang")):
         if len(words) > 2 and words[0].startswith("python") and words[1] == "-m" and words[2] == module:
-            return engine, words[3:], said
+            return engine, words[3:]
     raise InputError(
-        f"--command '{' '.join(words[:3])} …' is not a command of vLLM or SGLang: begin it with `vllm serve` or "
-        "`python -m sglang.launch_server`."
+        f"--command '{' '.join(words[:3])} …' is not a command of vLLM, SGLang or TensorRT-LLM: begin it with `vllm "
+        "serve`, `python -m sglang.launch_server` or `trtllm-serve`."
     )
+
+
+def _with_file(words: list[str]) -> list[str]:
+    """Return the words of `trtllm-serve` with the keys of its configuration file in the file's place."""
+    rest: list[str] = []
+    left = list(words[1:] if words[:1] == ["serve"] else words)
+    while left:
+        word = left.pop(0)
+        flag, equals, path = word.partition("=")
+        if flag in ("--config", "--extra_llm_api_options") and (equals or left):
+            rest += config_words(path if equals else left.pop(0))
+        else:
+            rest.append(word)
+    return rest
 
 
 def _flags(engine: str, words: list[str]) -> Iterator[tuple[str | None, str]]:

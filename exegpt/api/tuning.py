@@ -23,7 +23,7 @@ from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
 from xscheduler.engine_settings import resident
-from xscheduler.export import ENGINES, Export, Target
+from xscheduler.export import ENGINES, FORMS, Export, Target
 from xscheduler.policy_names import policy_names
 from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
@@ -116,9 +116,10 @@ def read_problem(
     """
     check_output(options.out)
     check_output(options.report)
+    check_output(options.export_out)
     clusters = [part.strip() for part in options.cluster.split(",")] if options.cluster else [None]
     inputs = (options.workload, *profile_files(options.profile), options.price, *clusters)
-    check_distinct((options.out, options.report), inputs)
+    check_distinct((options.out, options.report, options.export_out), inputs)
     if options.latency_bound is None and options.ttft is None and options.tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
     bounds_s = tuple(parse_duration(part) for part in (options.latency_bound or "inf").split(","))
@@ -135,12 +136,14 @@ def read_problem(
 
 
 def _setting(options: TuneOptions, cluster: str | None, workload: Workload | None) -> Setting:
-    """Return the setting on one of the clusters."""
+    """Return the setting on one of the clusters; an export's engine makes the predictions of a roofline."""
+    profile = only_profile(options.profile)
+    exported = _exported_engine(options) if profile in (None, "roofline") else None
     return find_setting(
         options.model,
         cluster,
         workload or options.workload,
-        only_profile(options.profile),
+        profile,
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         memory_fraction=options.memory_fraction,
@@ -150,9 +153,14 @@ def _setting(options: TuneOptions, cluster: str | None, workload: Workload | Non
         scale_to_context=options.scale_to_context,
         rate=options.rate,
         device=options.device,
-        engine=options.engine,
+        engine=options.engine or exported,
         front_end=options.front_end,
     )
+
+
+def _exported_engine(options: TuneOptions) -> str | None:
+    """Return the engine whose launch command the user wants; InputError for an unknown one."""
+    return None if options.export is None else check_choice(options.export.lower(), ENGINES, "--export")
 
 
 def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOptions:
@@ -176,12 +184,15 @@ def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOption
 
 
 def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> Target | None:
-    """Return the engine whose flags the user wants; InputError if it is unknown or can't run the model."""
-    if options.export is None:
+    """Return the target of an export; InputError if the engine is unknown or can't run the model."""
+    engine = _exported_engine(options)
+    if engine is None:
+        if options.export_as or options.export_out:
+            name = "--export-as" if options.export_as else "--export-out"
+            raise InputError(f"{name} is about an exported engine: add --export, like --export vllm.")
         return None
-    engine = options.export.lower()
-    check_choice(engine, ENGINES, "--export")
-    target = Target(engine, options.model if options.model and Path(options.model).is_dir() else None)
+    form = check_choice(options.export_as or "command", FORMS, "--export-as")
+    target = Target(engine, options.model if options.model and Path(options.model).is_dir() else None, form)
     target.check(setting, policies)
     return target
 
@@ -208,6 +219,8 @@ def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     )
     answers = tuple(_bounded(problem, answer, bound_s, advice) for answer, bound_s in zip(tuned, bounds_s, strict=True))
     schedules = [schedule for answer in reversed(answers) if (schedule := written(problem, answer.tuned))]
+    exports = [answer.export for answer in reversed(answers) if answer.export]
+    _write_export(problem, exports[0] if exports else None)
     _write(problem, setting, schedules[0] if schedules else None, tuned, answers[-1].advice)
     return answers
 
@@ -263,6 +276,7 @@ def tune_rate(problem: TuneProblem) -> list[ClusterOffer]:
         offers.append(ClusterOffer(setting, rated, price, export))
     offers.sort(key=lambda offer: offer.order)
     best = offers[0].rated.tuned
+    _write_export(problem, offers[0].export)
     _write(problem, offers[0].setting, written(problem, best), [best])
     return offers
 
@@ -303,6 +317,12 @@ def _write(
         document.write(problem.options.out, schedule)
     if problem.options.report:
         write_search_report(problem.options.report, setting, answers, problem.bounds_s, problem.search, advice)
+
+
+def _write_export(problem: TuneProblem, export: Export | None) -> None:
+    """Write the commands or the file that start the target's engine, if the user names a file for them."""
+    if problem.options.export_out and export:
+        document.write_text(problem.options.export_out, f"{export.text.rstrip()}\n")
 
 
 def _trace_rate(workload: Workload) -> float:

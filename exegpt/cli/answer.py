@@ -57,7 +57,7 @@ def answer_document(answer: Tuned, setting: Setting, target: Target | None, expo
             "estimate": to_dict(on_engine.estimate) if on_engine and on_engine.estimate else None,
         }
     if target:
-        document["export"] = export.command if export else None
+        document["export"] = export.text if export else None
         document["export_estimate"] = to_dict(export.estimate) if export else None
         document["assumptions"] += export.notes if export else ()
     if answer.schedule is None:
@@ -81,9 +81,9 @@ def print_export(target: Target, export: Export | None, times: Times) -> None:
         return output.note(f"No schedule that {target.engine} runs meets the bounds: there is nothing to export.")
     columns = policy_columns(times)[1:-1]
     figures = ", ".join(f"{name} {text}" for name, text in zip(columns, _figures(export.estimate, times), strict=True))
-    print(f"Launch command for {target.engine}; its predicted performance is {figures}:")
-    for line in export.commands:
-        print(f"  {line}")
+    what = "Launch command" if target.form == "command" else f"{target.form.capitalize()} file"
+    print(f"{what} for {target.engine}; its predicted performance is {figures}:")
+    print(export.text)
     for note in export.notes:
         print(f"  {note}")
 

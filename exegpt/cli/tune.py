@@ -20,6 +20,10 @@ def tune(options: TuneOptions) -> int:
     Example: exegpt tune --latency-bound 5s --rate 20/s --cluster 2xA40,4xA40,1xH100-SXM --price prices.yaml
 
     Example: exegpt tune --ttft 1s --rate 5/s --workload trace.jsonl --admission grow --prefix-caching
+
+    With --export, the answer ends with what starts another engine.
+
+    Example: exegpt tune --ttft 1s --model llama-3.1-8b --cluster 8xH100-SXM --export sglang --export-as kubernetes
     """
     from exegpt.api.tuning import read_problem
     from exegpt.cli import bounded, rated

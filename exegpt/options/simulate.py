@@ -56,7 +56,7 @@ class SimulateOptions(
 
     schedule: Path | None = shared_options.SCHEDULE
     command: str | None = option(
-        None, "A launch command of vLLM or SGLang, whose settings are simulated: 'vllm serve M …'."
+        None, "A launch command of vLLM, SGLang or TensorRT-LLM, whose settings are simulated: 'vllm serve M …'."
     )
     rate: str | None = shared_options.RATE
     seed: int = shared_options.SEED

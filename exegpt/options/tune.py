@@ -78,7 +78,15 @@ class AnswerOptions:
     out: Path | None = option(
         None, "Write the schedule to this file; with several bounds, that of the last feasible one.", "-o"
     )
-    export: str | None = option(None, "Print the launch command of the best schedule that an engine runs: vllm.")
+    export: str | None = option(
+        None,
+        "Print the launch command of the best schedule that an engine runs: vllm, sglang or tensorrt-llm. Its time "
+        "and memory are then predicted, unless --engine says otherwise.",
+    )
+    export_as: str | None = option(
+        None, "The form of --export: command (default), kubernetes (a manifest) or compose (a file for one machine)."
+    )
+    export_out: Path | None = option(None, "Write the export to this file; with several bounds, the last one.")
     report: Path | None = shared_options.REPORT
 
 

@@ -48,7 +48,7 @@ def flags(command):
 
 
 def test_what_the_engine_has_itself_is_passed_on():
-    options = flags(exported(pipeline("8xA40", 2, 2, replicas=2)).command)
+    options = flags(exported(pipeline("8xA40", 2, 2, replicas=2)).text)
     assert options["--max-num-seqs"] == "8" and options["--max-num-batched-tokens"] == "64"
     assert options["--tensor-parallel-size"] == "2" and options["--pipeline-parallel-size"] == "2"
     assert options["--data-parallel-size"] == "2" and options["--dtype"] == "bfloat16"
@@ -75,7 +75,7 @@ def test_a_replica_over_nodes_has_a_command_for_each():
 )
 def test_replicas_on_several_nodes_are_started_on_each(replicas, where):
     found = exported(pipeline("2x8xH100-SXM", 2, 1, replicas=replicas))
-    assert "--data-parallel-size 4 " in found.command and "--nnodes" not in found.command
+    assert "--data-parallel-size 4 " in found.text and "--nnodes" not in found.text
     assert found.notes[0] == where
 
 
@@ -83,11 +83,11 @@ def test_the_longest_request_is_the_context_where_the_cache_holds_one():
     """8B leave 53 GiB of an H100, and 26 GiB of an A40, of which 131,072 tokens take 16; of an RTX 4090 less than 4."""
     for cluster in ("1xH100-SXM", "1xA40"):
         found = exported(pipeline(cluster, 1, 1))
-        assert flags(found.command)["--max-model-len"] == "131072" and found.schedule.kv_blocks * 16 > 131072
+        assert flags(found.text)["--max-model-len"] == "131072" and found.schedule.kv_blocks * 16 > 131072
         assert "--max-model-len 131072 is the model's context" in found.notes
     found = exported(pipeline("1xRTX4090", 1, 1))
     held = found.schedule.kv_blocks * found.schedule.block_size
-    assert 0 < held < 131072 and flags(found.command)["--max-model-len"] == str(held)
+    assert 0 < held < 131072 and flags(found.text)["--max-model-len"] == str(held)
     assert (
         f"--max-model-len {held} is the number of tokens that fit in the KV cache; the model's context has 131,072"
         in found.notes
@@ -105,9 +105,9 @@ def test_the_prediction_is_of_what_the_engine_does():
 
 
 def test_eight_bit_weights_are_quantised_as_they_are_loaded():
-    options = flags(exported(pipeline("1xH100-SXM", 1, 1, dtype="fp8", kv_dtype="fp8")).command)
+    options = flags(exported(pipeline("1xH100-SXM", 1, 1, dtype="fp8", kv_dtype="fp8")).text)
     assert (options["--dtype"], options["--quantization"], options["--kv-cache-dtype"]) == ("auto", "fp8", "fp8")
-    options = flags(exported(pipeline("1xH100-SXM", 1, 1, dtype="fp8")).command)
+    options = flags(exported(pipeline("1xH100-SXM", 1, 1, dtype="fp8")).text)
     assert (options["--dtype"], options["--kv-cache-dtype"]) == ("auto", "auto")
 
 

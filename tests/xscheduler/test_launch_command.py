@@ -42,6 +42,60 @@ def test_sglangs_words():
     assert launch.settings["memory_fraction"] == 0.85 and launch.settings["prefix_caching"] is False
 
 
+@pytest.mark.parametrize(
+    "sharing", ["--attn-dp-size 8", "--attention-data-parallel-size=8", "--dp-size 8 --enable-dp-attention"]
+)
+def test_sglangs_sizes_of_replicas_that_share_experts_are_those_of_all_together(sharing):
+    launch = read_launch(
+        f"python -m sglang.launch_server --model m --tp 8 --ep 8 {sharing} --max-running-requests 256 "
+        "--chunked-prefill-size 32768"
+    )
+    assert launch.settings == {
+        "tp_degree": 1,
+        "replicas": 8,
+        "stages": 1,
+        "attention_dp": 8,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 4096,
+    }
+
+
+def test_sglangs_chunks_are_at_most_a_prefill():
+    command = "python -m sglang.launch_server --model m --tp 4 --ep-size 4 --chunked-prefill-size 32768"
+    read = read_launch(command).settings
+    assert read["max_num_batched_tokens"] == 16_384 and read["expert_parallel"] is True
+    assert read_launch(f"{command} --max-prefill-tokens 40000").settings["max_num_batched_tokens"] == 32_768
+
+
+def test_tensorrt_llms_file_has_settings_too(tmp_path):
+    path = tmp_path / "trtllm.yaml"
+    path.write_text(
+        "tensor_parallel_size: 8\nmoe_expert_parallel_size: 8\nenable_attention_dp: true\nmax_num_tokens: 4096\n"
+        "kv_cache_config: {dtype: fp8, free_gpu_memory_fraction: 0.85, tokens_per_block: 64,\n"
+        "  enable_block_reuse: false}\n"
+        "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}\n"
+    )
+    launch = read_launch(f"mpirun -n 8 trtllm-llmapi-launch trtllm-serve m --config {path} --max_batch_size 64")
+    assert (launch.engine, launch.model, launch.longest) == ("tensorrt-llm", "m", None)
+    assert launch.settings == {
+        "tp_degree": 1,
+        "attention_dp": 8,
+        "replicas": 8,
+        "stages": 1,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 4096,
+        "kv_dtype": "fp8",
+        "memory_fraction": 0.85,
+        "block_size": 64,
+        "prefix_caching": False,
+        "admission": "grow",
+    }
+    assert "without enable_chunked_prefill" in launch.notes[0]
+    path.write_text("- 1\n")
+    with pytest.raises(InputError, match="has no keys"):
+        read_launch(f"trtllm-serve m --extra_llm_api_options={path}")
+
+
 def test_sglang_mixes_prompts_with_decoding_only_where_it_says_so():
     command = "python -m sglang.launch_server --model m"
     mixed, alone = read_launch(f"{command} --enable-mixed-chunk"), read_launch(command)
@@ -53,6 +107,9 @@ def test_sglang_mixes_prompts_with_decoding_only_where_it_says_so():
 def test_the_layers_of_pipeline_stages_are_a_variable_of_vllm():
     launch = read_launch("VLLM_PP_LAYER_PARTITION=17,15 vllm serve m -pp 2")
     assert (launch.settings["layers"], launch.settings["stages"]) == ((17, 15), 2)
+    command = "python -m sglang.launch_server --model m --pp-size 2"
+    assert read_launch(f"SGLANG_PP_LAYER_PARTITION=17,15 {command}").settings["layers"] == (17, 15)
+    assert "layers" not in read_launch(f"VLLM_PP_LAYER_PARTITION=17,15 {command}").settings
 
 
 def test_what_isnt_said_is_one_device():
@@ -63,8 +120,10 @@ def test_what_isnt_said_is_one_device():
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("trtllm-serve m", "is not a command of vLLM or SGLang"),
-        ("", "is not a command of vLLM or SGLang"),
+        ("lmdeploy serve m", "is not a command of vLLM, SGLang or TensorRT-LLM"),
+        ("", "is not a command of vLLM, SGLang or TensorRT-LLM"),
+        ("trtllm-serve m --config missing.yaml", "There is no TensorRT-LLM configuration file"),
+        ("trtllm-serve m --max_beam_width 4", "--max_beam_width, which is not modelled for TensorRT-LLM"),
         ("vllm serve", "names no model"),
         ("vllm serve 'm", "close its quotes"),
         ("vllm serve m --enforce-eager", "--enforce-eager, which is not modelled for vLLM"),
@@ -78,6 +137,12 @@ def test_what_isnt_said_is_one_device():
         ("vllm serve m --trust_remote_code=true", "--trust-remote-code takes no value"),
         ("python -m sglang.launch_server --model m --disable-radix-cache=0", "--disable-radix-cache takes no value"),
         ("vllm serve m --quantization gguf", "isn't one of fp8"),
+        (
+            "python -m sglang.launch_server --model m --tp 8 --attn-dp-size 3",
+            "8 devices (the tensor-parallel size) among 3",
+        ),
+        ("python -m sglang.launch_server --model m --tp 8 --ep 4", "size of 4 on 8 devices"),
+        ("python -m sglang.launch_server --model m --tp 8 --attn-dp-size 8", "without an expert-parallel size"),
         ("vllm serve m --max-num-seqs", "ends with --max-num-seqs, but this flag needs a value"),
         ("vllm serve m -tp 2 --tensor-parallel-size 4", "sets --tensor-parallel-size twice, to 2 and to 4"),
         ("VLLM_PP_LAYER_PARTITION=9,9,14 vllm serve m -pp 2", "PARTITION=9,9,14, but 2 pipeline stages"),

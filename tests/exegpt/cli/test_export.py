@@ -108,3 +108,11 @@ def test_an_export_at_a_rate_is_replayed_at_the_rate(exegpt):
     assert there["latency_from"] == "arrival" and there["ttft_bounded_s"] <= 1.0
     assert abs(there["throughput_seq_s"] / 5.0 - 1.0) < 0.01
     assert any("assumes that no prompts share a prefix" in text for text in answer["assumptions"])
+
+
+def test_an_exports_engine_makes_the_predictions_and_its_file_is_written(exegpt, tmp_path):
+    where = ("tune", "-w", "200/10", "-m", "llama-3.1-8b", "-c", "1xH100", "-l", "inf", "--policy", "chunked")
+    file = tmp_path / "start.yaml"
+    printed = exegpt(*where, "--no-advice", "--export", "sglang", "--export-as", "kubernetes", "--export-out", file).out
+    assert "Kubernetes file for sglang; its predicted performance is req/s" in printed
+    assert printed.endswith("Best on sglang: the same schedule.\n") and file.read_text().strip() in printed

@@ -1,0 +1,82 @@
+"""The launch commands of vLLM: `vllm serve`."""
+
+from dataclasses import replace
+
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
+from xscheduler.exports.launch_parts import (
+    DTYPES,
+    NODE0,
+    Command,
+    ReplicaGroup,
+    Start,
+    converts,
+    flags,
+    kv_name,
+    partition,
+    replicas_of_node,
+)
+from xscheduler.launch_command import LAYER_PARTITIONS
+
+_KV_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
+
+
+class VllmLaunch:
+    """How vLLM is started."""
+
+    engine = "vllm"
+    length_flag = "--max-model-len"
+
+    def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:
+        """Raise InputError for dtypes in which vLLM can't run the model."""
+        self._dtypes(model, dtype, kv_dtype)
+
+    def followed(self, schedule: Schedule) -> Schedule:
+        """Return the schedule with vLLM's admission and caching."""
+        return replace(schedule, admission="grow", prefix_caching=True)
+
+    def together(self, schedule: Schedule) -> int:
+        """Return how many replicas one command starts: those of a node.
+
+        For a mixture of experts it is those that share experts: vLLM's replicas of one command always do.
+        """
+        return schedule.model.spec.attention_dp if schedule.model.spec.experts else replicas_of_node(schedule)
+
+    def start(self, schedule: Schedule, model: str, longest: int, together: int) -> Start:
+        """Return what starts the replicas."""
+        group, control = ReplicaGroup.of(schedule, together), schedule.control
+        values: dict[str, object] = {
+            "tensor-parallel-size": schedule.stages[0].tp,
+            "pipeline-parallel-size": len(schedule.stages),
+            "data-parallel-size": group.together,
+            **self._dtypes(schedule.model.spec, schedule.dtype, schedule.kv_dtype),
+            "max-model-len": longest,
+            "max-num-seqs": control.of_kind("residents"),
+            "max-num-batched-tokens": control.of_kind("tokens"),
+            "block-size": schedule.block_size,
+            "gpu-memory-utilization": schedule.cluster.memory_fraction,
+        }
+        switches = ["--enable-chunked-prefill", "--enable-prefix-caching"]
+        if schedule.model.spec.expert_parallel(schedule.stages[0].tp, schedule.dtype):
+            switches.append("--enable-expert-parallel")
+        words = ("vllm", "serve", model, *switches, *flags(values))
+        layers = partition(schedule, LAYER_PARTITIONS[self.engine])
+        ranks = range(group.nodes)
+        commands = tuple(Command((*words, *self._of_node(rank, group)), layers) for rank in ranks)
+        return Start(commands, group, group.where("--data-parallel-size"))
+
+    def _of_node(self, rank: int, group: ReplicaGroup) -> tuple[str, ...]:
+        """Return the flags of one of the nodes that a replica, or replicas that share experts, span."""
+        if group.nodes == 1:
+            return ()
+        headless = ("--headless",) if rank else ()
+        if group.together == 1:
+            return (*flags({"nnodes": group.nodes, "master-addr": NODE0, "node-rank": rank}), *headless)
+        later = flags({"data-parallel-start-rank": rank * group.devices}) if rank else ()
+        return (*flags({"data-parallel-size-local": group.devices, "data-parallel-address": NODE0}), *later, *headless)
+
+    def _dtypes(self, model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
+        """Return the flags for the dtypes of weights and of keys and values."""
+        converted = {"quantization": dtype} if converts(self.engine, model, dtype, ("fp8",)) else {}
+        held = kv_name(self.engine, model, dtype, kv_dtype, _KV_DTYPES)
+        return {"dtype": DTYPES.get(dtype, "auto"), **converted, "kv-cache-dtype": held}
