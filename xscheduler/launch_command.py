@@ -320,8 +320,8 @@ def _engine(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
 
 def _engine_of(words: list[str]) -> tuple[str, list[str]]:
     """Return the engine of a command without environment variables, and the words after the program."""
-    if words[:2] == ["vllm", "serve"]:
-        return "vllm", words[2:]
+    if words[:2] in (["vllm", "serve"], ["sglang", "serve"]):
+        return words[0], words[2:]
     if "trtllm-serve" in words:  # mpirun and trtllm-llmapi-launch come before it
         return "tensorrt-llm", _with_file(words[words.index("trtllm-serve") + 1 :])
     for module, engine in (("vllm.entrypoints.openai.api_server", "vllm"), ("sglang.launch_server", "sglang")):
@@ -329,7 +329,7 @@ def _engine_of(words: list[str]) -> tuple[str, list[str]]:
             return engine, words[3:]
     raise InputError(
         f"--command '{' '.join(words[:3])} …' is not a command of vLLM, SGLang or TensorRT-LLM: begin it with `vllm "
-        "serve`, `python -m sglang.launch_server` or `trtllm-serve`."
+        "serve`, `sglang serve`, `python -m sglang.launch_server` or `trtllm-serve`."
     )
 
 
