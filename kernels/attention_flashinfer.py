@@ -23,7 +23,17 @@ _LEAST_CAPABILITY = 80
 _TENSOR_CORES_FROM = 4
 """Query heads per KV head from which decoding by matrix units is the faster of its two ways (SGLang's rule)."""
 _WORKSPACE_BYTES = 256 * 2**20
-"""Bytes for the partial results of split sequences: twice the recommended size, for batches of up to 512 sequences."""
+"""Bytes for the partial results of split sequences: twice the recommended size."""
+
+
+def most_planned(heads: int, kv_heads: int, head_size: int) -> int:
+    """Return the most sequences for which decoding in a graph has room in the workspace.
+
+    Matrix units compute tiles of 16 rows. There are at most a sequence's tiles and one more for each sequence, and each
+    has a partial result in float32 (`PrefillPlan` in scheduler.cuh).
+    """
+    each = heads * 16 * head_size * 4
+    return int(_WORKSPACE_BYTES / each / (1 + heads / kv_heads / 16))
 
 
 def flashinfer() -> ModuleType:

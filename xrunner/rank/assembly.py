@@ -129,6 +129,17 @@ class DeviceBatch:
         return [self.tokens, self.positions, self.slots, *parts]
 
     @property
+    def tables(self) -> list[Array]:
+        """The block tables of the attention's parts."""
+        return [tables for _, _, tables, *_ in self.attention]
+
+    @property
+    def table_places(self) -> list[int]:
+        """The places of the block tables in `forward_arrays`."""
+        sizes = [len(arrays) + len(lists) for (_, _, *arrays), lists in self._parts]
+        return [3 + sum(sizes[:part]) for part in range(len(sizes))]
+
+    @property
     def sampling_arrays(self) -> list[Array]:
         """The part of `arrays` that only the sampling rank needs."""
         rows = [] if self.rows is None else [self.rows]
@@ -210,20 +221,18 @@ class DeviceBatch:
         asked = self.prompt_logprobs
         return None if asked is None else PromptLogProbs(next(tensors), next(tensors), asked[-1])
 
-    def padded(self, sequences: int, width: int, scratch: int, block_size: int) -> "DeviceBatch":
-        """Return a copy of a decoding batch, padded to `sequences` sequences and to tables of `width` blocks.
+    def padded(self, sequences: int, scratch: int, block_size: int) -> "DeviceBatch":
+        """Return a copy of a decoding batch, padded to `sequences` sequences; its tables stay as they are.
 
-        The padding sequences write only to block `scratch`. States of all rows are computed, and no tokens are sampled.
+        The padding sequences write only to block `scratch`. States of all rows are computed.
         """
         (_, _, tables, _, contexts, *starts) = self.attention[0]
         count = self.computed
         begun = min(1, len(starts))  # in an encoder-decoder a sequence has an input token before its first output
-        wide = np.full((sequences, width), scratch, dtype=np.int32)
-        wide[:count, : tables.shape[1]] = tables
         filling = ((self.tokens, 0), (self.positions, begun), (self.slots, scratch * block_size + begun % block_size))
         tokens, positions, slots = (_filled(array[:count], sequences, value) for array, value in filling)
         places = [_filled(contexts, sequences, 1 + begun), *(_filled(array, sequences, begun) for array in starts)]
-        attention = (0, sequences, wide, np.arange(sequences + 1, dtype=np.int32), *places)
+        attention = (0, sequences, tables, np.arange(sequences + 1, dtype=np.int32), *places)
         return replace(self, tokens=tokens, positions=positions, slots=slots, attention=(attention,))
 
     def padded_mixed(self, size: "MixedSize", scratch: int, block_size: int, dealing: Dealing | None) -> "DeviceBatch":
@@ -238,7 +247,7 @@ class DeviceBatch:
         given = list(self.attention)
         prompts = given.pop(0) if self.phase != "decode" else _no_sequences(0)
         decoding = given.pop() if given else _no_sequences(count)
-        parts = size.padded(prompts, size.prompts, scratch), size.padded(decoding, size.sequences, scratch)
+        parts = size.padded(prompts, size.prompts), size.padded(decoding, size.sequences)
         lists: tuple[tuple[Array, ...], ...] = () if dealing is None else ((), dealing.deal(parts[1][-1]))
         rows = _filled(np.arange(count) if self.rows is None else self.rows, size.prompts + size.sequences, 0)
         return replace(
@@ -265,13 +274,11 @@ class MixedSize:
         fits = len(prompts[2]) <= self.prompts and decoded <= self.sequences and wide <= self.width
         return fits and len(batch.tokens) <= self.rows
 
-    def padded(self, part: tuple[Any, ...], sequences: int, scratch: int) -> tuple[Any, ...]:
-        """Return an attention part of all rows with so many sequences, of which the last have no tokens."""
+    def padded(self, part: tuple[Any, ...], sequences: int) -> tuple[Any, ...]:
+        """Return an attention part of all rows with so many sequences, of which the last have no tokens or tables."""
         begin, _, tables, offsets, contexts = part
-        wide = np.full((sequences, self.width), scratch, dtype=np.int32)
-        wide[: len(tables), : tables.shape[1]] = tables
         places = _filled(offsets + np.int32(begin), sequences + 1, begin + int(offsets[-1]))
-        return 0, self.rows, wide, places, _filled(contexts, sequences, 0)
+        return 0, self.rows, tables, places, _filled(contexts, sequences, 0)
 
 
 def _no_sequences(begin: int) -> tuple[Any, ...]:

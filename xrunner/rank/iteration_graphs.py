@@ -6,6 +6,7 @@ On the sampling rank, final norm, head and argmax are a second graph, skipped wh
 A graph repeats the same kernels on the same tensors. So there are graphs and buffers for a few sizes. A decoding batch
 is padded to the next number of sequences, with sequences in a scratch block. A batch with prompts is padded to the next
 number of rows, with rows in the scratch block, and with sequences without tokens: the arrays say which rows are whose.
+Block tables are as wide as the longest sequence; only what is used of them is copied, and only when it has changed.
 Graphs are captured in the warm-up, since capturing stops the device. Batches larger than the largest graph run eagerly.
 So do those with prompts of an encoder-decoder, and of FlashInfer's attention, whose plans differ in their launches.
 """
@@ -13,12 +14,14 @@ So do those with prompts of an encoder-decoder, and of FlashInfer's attention, w
 import bisect
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from exegpt.kernels.attention_flashinfer import most_planned
 from xrunner.comm.gpu import Gpu
-from xrunner.comm.packing import fill, packed_bytes, views
+from xrunner.comm.packing import fill, packed_bytes, send, views
 from xrunner.models import Batch, Dealing, KVCache, Model, Planning
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.assembly import DeviceBatch, MixedSize
@@ -60,22 +63,30 @@ class IterationGraphs:
         self._mixed: dict[MixedSize, IterationGraph] = {}
         """Those of batches with prompts, in the order of their rows."""
 
-    def capture(self, sequences: int, width: int, rows: int = 0, prompts: int = 0) -> None:
+    def capture(self, sequences: int, width: int, rows: int = 0, prompts: int = 0, beside: int = 0) -> None:
         """Capture the missing graphs for up to `sequences` decoding sequences of up to `width` blocks.
 
-        Also those for batches of up to `rows` rows with up to `prompts` prompts, of which there may be none.
+        Also those for batches of up to `rows` rows with up to `prompts` prompts, if there are any, and up to `beside`
+        decoding sequences. The largest comes first: the others' logits then fit in its memory.
         """
         if width > self._width:
             self._width = width
             self._decoding.clear()
             self._mixed.clear()
             self._gpu.begin_graphs()
-        for size in SIZES[: bisect.bisect_left(SIZES, sequences) + 1]:
-            if size not in self._decoding:
+        sizes = SIZES[: bisect.bisect_left(SIZES, sequences) + 1]
+        for size in reversed(sizes):
+            if size not in self._decoding and size <= self._most_planned:
                 planning = self._planning.for_graph(size, size * self._width) if self._planning else None
                 self._decoding[size] = self._captured(self._padded(_empty(self._model), size), planning)
         if prompts and self._planning is None and not self._model.spec.encoder_layers:
-            self._capture_mixed(sequences, rows, prompts)
+            self._capture_mixed(max(1, beside), rows, prompts)
+
+    @property
+    def _most_planned(self) -> int:
+        """The most sequences whose decoding FlashInfer can plan; without it, of the largest graph."""
+        spec = self._model.share
+        return SIZES[-1] if self._planning is None else most_planned(spec.heads, spec.kv_heads, spec.head_size)
 
     def _capture_mixed(self, sequences: int, rows: int, prompts: int) -> None:
         for size in self._mixed:  # those of an earlier schedule stay of use
@@ -90,15 +101,23 @@ class IterationGraphs:
                 min(sequences, size - 1),
                 self._width,
             )
-            for size in sorted(sizes)
+            for size in sorted(sizes, reverse=True)
         ]
         kept = {size: self._mixed.get(size) for size in wanted}
-        self._mixed = {
+        made = {
             size: graph or self._captured(self._padded_mixed(_empty(self._model), size)) for size, graph in kept.items()
         }
+        self._mixed = dict(reversed(made.items()))
 
     def _captured(self, padding: DeviceBatch, planning: Planning | None = None) -> "IterationGraph":
-        return IterationGraph(self._model, self._cache, self._gpu, padding, self._samples, self._takes_states, planning)
+        tables = [self._wide_table(len(contexts)) for _, _, _, _, contexts, *_ in padding.attention]
+        return IterationGraph(
+            self._model, self._cache, self._gpu, padding, tables, self._samples, self._takes_states, planning
+        )
+
+    def _wide_table(self, sequences: int) -> torch.Tensor:
+        """Return a block table of the scratch block: int32 [sequences, most blocks]."""
+        return torch.full((sequences, self._width), self._scratch, dtype=torch.int32, device=self._model.device)
 
     def replay(
         self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed = lambda *_: None
@@ -111,7 +130,9 @@ class IterationGraphs:
         if batch.phase == "decode":
             index = bisect.bisect_left(SIZES, len(batch.tokens))
             graph = self._decoding.get(SIZES[index]) if index < len(SIZES) else None
-            if graph is None or batch.attention[0][2].shape[1] > self._width:
+            tables = batch.tables[0]
+            catches_up = len(tables) != batch.computed  # a preempted sequence computes several tokens
+            if graph is None or tables.shape[1] > self._width or catches_up:
                 return None
             graph.replay(self._padded(batch, graph.rows), x, feed)
             return graph
@@ -123,7 +144,7 @@ class IterationGraphs:
         return graph
 
     def _padded(self, batch: DeviceBatch, size: int) -> DeviceBatch:
-        return batch.padded(size, self._width, self._scratch, self._block_size).with_work_lists(self._dealing)
+        return batch.padded(size, self._scratch, self._block_size).with_work_lists(self._dealing)
 
     def _padded_mixed(self, batch: DeviceBatch, size: MixedSize) -> DeviceBatch:
         return batch.padded_mixed(size, self._scratch, self._block_size, self._dealing)
@@ -138,6 +159,7 @@ class IterationGraph:
         cache: KVCache,
         gpu: Gpu,
         padding: DeviceBatch,
+        tables: list[torch.Tensor],
         samples: bool,
         takes_states: bool,
         planning: Planning | None,
@@ -146,17 +168,20 @@ class IterationGraph:
         self.states = torch.empty(0)
         """[rows, hidden], after the layers."""
         self._tokens = torch.empty(0)
-        self._gpu, self._planning = gpu, planning
-        arrays = _read(padding)
+        self._gpu, self._planning, self._tables, self._shown = gpu, planning, tables, padding.tables
+        arrays = _packed(padding)
         self._buffer = torch.empty(packed_bytes(arrays), dtype=torch.uint8, device=model.device)
-        self.batch: Batch = padding.of_tensors(views(self._buffer, arrays))
+        tensors = views(self._buffer, arrays)
+        for place, table in zip(padding.table_places, tables, strict=True):
+            tensors.insert(place, table)
+        self.batch: Batch = padding.of_tensors(tensors)
         """The tensors that the graphs read."""
         fill(self._buffer, arrays, gpu)
         if planning:
-            self.batch = planning.planned(self.batch, padding.attention)
+            self.batch = planning.planned(self.batch, _plannable(padding))
         if len(padding.attention) > 1:  # its prompts may be of any lengths
             prompts, decoding = self.batch.attention
-            self.batch = replace(self.batch, attention=(replace(prompts, new=self.rows), decoding))
+            self.batch = replace(self.batch, attention=(replace(prompts, new=self.rows), replace(decoding, new=1)))
         self._x: torch.Tensor | None = None
         if takes_states:
             kind = torch_dtype(model.dtype)
@@ -173,13 +198,24 @@ class IterationGraph:
 
     def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed) -> None:
         """Compute the layers for a batch of this size from the states [rows, hidden] of the stage before."""
-        fill(self._buffer, _read(batch), self._gpu)
+        fill(self._buffer, _packed(batch), self._gpu)
+        self._show(batch.tables)
         feed(batch, self.batch.tokens)
         if self._planning:
-            self._planning.plan(batch.attention)
+            self._planning.plan(_plannable(batch))
         if self._x is not None and x is not None:
             self._x[: len(x)].copy_(x)
         self._compute()
+
+    def _show(self, tables: list[np.ndarray]) -> None:
+        """Copy the block tables that aren't those of the batch before.
+
+        Below them others stay, which only padding sequences read.
+        """
+        changed = [part for part, table in enumerate(tables) if table is not self._shown[part] and table.size]
+        for part, table in zip(changed, send([tables[part] for part in changed], self._gpu), strict=True):
+            self._tables[part][: table.shape[0], : table.shape[1]].copy_(table)
+            self._shown[part] = tables[part]
 
     def greedy_tokens(self) -> torch.Tensor:
         """Return the likeliest token after each row that gets one, then padding: int64, until the next batch."""
@@ -188,9 +224,22 @@ class IterationGraph:
         return self._tokens
 
 
-def _read(padded: DeviceBatch) -> list[np.ndarray]:
-    """Return the arrays of a padded batch that its graphs read; a decoding batch's graph samples after all rows."""
-    return padded.forward_arrays + ([padded.rows] if len(padded.attention) > 1 and padded.rows is not None else [])
+def _packed(padded: DeviceBatch) -> list[np.ndarray]:
+    """Return the arrays of a padded batch, except the tables, that its graphs read in one buffer.
+
+    A decoding batch's graph samples after all rows.
+    """
+    arrays, places = padded.forward_arrays, padded.table_places
+    rows = [padded.rows] if len(places) > 1 and padded.rows is not None else []
+    return [array for place, array in enumerate(arrays) if place not in places] + rows
+
+
+def _plannable(padded: DeviceBatch) -> list[tuple[Any, ...]]:
+    """Return a padded decoding batch's attention with a row of the table for each padding sequence, too."""
+    ((begin, end, tables, offsets, contexts),) = padded.attention
+    whole = np.zeros((len(contexts), max(1, tables.shape[1])), dtype=np.int32)
+    whole[: len(tables), : tables.shape[1]] = tables
+    return [(begin, end, whole, offsets, contexts)]
 
 
 def _empty(model: Model) -> DeviceBatch:
