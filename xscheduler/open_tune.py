@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import parent_process
 from typing import TypeVar
 
 from xcore.batching.admission import Admission
@@ -14,22 +13,20 @@ from xcore.specs.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.deployment import Deployment
 from xcore.specs.estimate import Estimate
-from xcore.specs.model import ModelSpec, usual_kv_dtype
+from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xcore.specs.workload import Workload
-from xcore.usable_cpus import usable_cpus
 from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Goodput, Meter, RateBounds
 from xscheduler.open_search import COUNTS, Lead, OpenSearch
+from xscheduler.open_searches import problem_at, searches_at, thread_count
 from xscheduler.rate_sample import REQUESTS, WARM_UP, Arrivals
 from xscheduler.search import Method, Search
-from xscheduler.search_problem import Limits, SearchProblem
+from xscheduler.search_problem import SearchProblem
 from xscheduler.spaces import POLICIES, spaces, twin
 from xscheduler.ties import preferred
-from xscheduler.tune import by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
+from xscheduler.tune import check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
-from xsimulator.cost.cost_model import CostModel
-from xsimulator.steady.load import Load
 
 T = TypeVar("T")
 
@@ -110,23 +107,26 @@ def tune_at(
     """
     check_asked(policies, fixed or {}, admission)
     started = time.perf_counter()
-    computed = arrivals.computed(workload) if prefix_caching else workload
     caching = workload if prefix_caching else None
-
-    def asked(on: Deployment) -> SearchProblem:
-        return _problem(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
-
-    on_engines = by_policy(policies, Deployment(cluster, profile), own, asked)
-    problem = on_engines[policies[0]]
     with uncollected():
-        spaces_of = {policy: spaces(policy, asked) for policy, asked in on_engines.items()}
+        searches = searches_at(
+            model,
+            Deployment(cluster, profile),
+            workload,
+            arrivals,
+            bounds,
+            bound=bound,
+            policies=policies,
+            kv_dtype=kv_dtype,
+            fixed=fixed,
+            own=own,
+            admission=admission,
+            prefix_caching=prefix_caching,
+        )
+        on_engines = {policy: search.problem for policy, search in searches.items()}
+        problem = on_engines[policies[0]]
+        spaces_of = {policy: search.members for policy, search in searches.items()}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
-        searches = {
-            policy: OpenSearch(
-                asked, spaces_of[policy], Meter(asked.cost_model.profile, arrivals, bounds), caching, _threads()
-            )
-            for policy, asked in on_engines.items()
-        }
         twins = _twins(on_engines)
         searched = {policy: search for policy, search in searches.items() if policy not in twins}
         if method == "bnb":
@@ -181,10 +181,12 @@ def sustained_by(
     `floor` is a rate in requests/s that something else is known to sustain. Policies far below it are left out.
     """
     check_asked(policies, {})
-    problem = _problem(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
+    problem = problem_at(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
     with uncollected():
         searches = {
-            policy: OpenSearch(problem, spaces(policy, problem), Meter(profile, arrivals, bounds), threads=_threads())
+            policy: OpenSearch(
+                problem, spaces(policy, problem), Meter(profile, arrivals, bounds), threads=thread_count()
+            )
             for policy in policies
         }
         twins = _twins(dict.fromkeys(policies, problem))
@@ -210,23 +212,6 @@ def _with_twins(
     return {policy: found for policy in policies if (found := of(policy))}
 
 
-def _problem(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: Workload,
-    profile: Profile,
-    bounds: RateBounds,
-    bound: BoundMeaning,
-    kv_dtype: str | None,
-    fixed: dict[str, int] | None,
-    admission: tuple[Admission, ...] = ("reserve",),
-) -> SearchProblem:
-    kept = kv_dtype or usual_kv_dtype(profile.dtype)
-    cost_model = CostModel(model, cluster, profile, kept, watched=False, tokens=workload.mean_tokens)
-    load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
-    return SearchProblem(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
-
-
 def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Search:
     each = [(search.points, search.size, search.meter.replays) for search in searches]
     points, size, replays = (sum(counts) for counts in zip(*each, strict=True))
@@ -238,13 +223,8 @@ def _together(work: Callable[[str], T], policies: Iterable[str]) -> Iterator[T]:
 
     Replays run without Python's lock.
     """
-    with ThreadPoolExecutor(_threads()) as threads:
+    with ThreadPoolExecutor(thread_count()) as threads:
         yield from threads.map(work, policies)
-
-
-def _threads() -> int:
-    """Return one thread per CPU, or a single thread in a child process, whose siblings use the other CPUs."""
-    return 1 if parent_process() else usable_cpus()
 
 
 def _count(goodput: float, highest: float) -> int:
@@ -260,13 +240,6 @@ def _check_method(method: Method, size: int) -> None:
             f"An exhaustive search at an arrival rate would replay {size:,} schedules, more than "
             f"{MOST_EXHAUSTIVE:,}: choose one policy with --policy, or use bnb."
         )
-
-
-def _slowest(bounds: RateBounds, workload: Workload) -> float | None:
-    """Return the latency in seconds that no request of the bound's length may exceed, by any of the bounds."""
-    tokens = bounds.ttft_s, bounds.tpot_s
-    both = None if tokens[0] is None or tokens[1] is None else tokens[0] + (workload.p99_output - 1) * tokens[1]
-    return min((s for s in (bounds.latency_s, both) if s is not None), default=None)
 
 
 def _raced(
