@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.api.reports import write_search_report
+from exegpt.api.tune_settings import check_devices, setting_on, settings_of_kinds
 from exegpt.options.tune import TuneOptions
-from exegpt.options.values import only_profile, profile_files
+from exegpt.options.values import profile_files
 from xcore import document
 from xcore.choices import bound_meaning, check_choice, check_columns, check_prefix_caching, with_prefixes
 from xcore.console import output
 from xcore.duration import parse_duration
 from xcore.errors import InputError
 from xcore.files import check_distinct, check_output
-from xcore.policies import TRAITS
+from xcore.policies import TRAITS, runs
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
 from xcore.specs.engine_spec import engine_of
-from xcore.specs.price import Prices, price_per_hour, read_prices
+from xcore.specs.price import Prices, TokenPrice, price_per_hour, read_prices, token_price
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
@@ -27,7 +28,7 @@ from xscheduler.export import ENGINES, Export, Target
 from xscheduler.policy_names import policy_names
 from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
-from xscheduler.settings import Setting, find_setting
+from xscheduler.settings import Setting
 
 if TYPE_CHECKING:
     from xcore.batching.admission import Admission
@@ -58,6 +59,8 @@ class TuneProblem:
     prices: Prices | None = None
     target: Target | None = None
     """The engine whose launch command is also printed."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """With --devices: why a kind has no setting."""
 
     @property
     def open_system(self) -> bool:
@@ -90,12 +93,11 @@ class ClusterOffer:
         return self.rated.tuned.schedule is not None
 
     @property
-    def price_million(self) -> float | None:
-        """The price of a million output tokens at the rate."""
+    def token_price(self) -> TokenPrice | None:
+        """The price of a million tokens at the rate; None without prices or without a schedule."""
         if self.price_hour is None or not self.feasible:
             return None
-        tokens_hour = 3600 * self.rated.rate_seq_s * self.setting.workload.output.mean
-        return 1e6 * self.price_hour / tokens_hour
+        return token_price(self.price_hour, self.rated.rate_seq_s, self.setting.workload)
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -116,7 +118,9 @@ def read_problem(
     """
     check_output(options.out)
     check_output(options.report)
-    clusters = [part.strip() for part in options.cluster.split(",")] if options.cluster else [None]
+    clusters: list[str | None] = [None]
+    if options.cluster:
+        clusters = [part.strip() for part in options.cluster.split(",")]
     inputs = (options.workload, *profile_files(options.profile), options.price, *clusters)
     check_distinct((options.out, options.report), inputs)
     if options.latency_bound is None and options.ttft is None and options.tpot is None:
@@ -128,31 +132,22 @@ def read_problem(
         check_columns(options.columns, options.workload, scale=options.scale_to_context)
     prices = read_prices(options.price) if options.price else None
     _check_combination(len(bounds_s), len(clusters), options.open_system, prices is not None)
-    settings = tuple(_setting(options, cluster, workload) for cluster in clusters)
+    check_devices(options)
+    left_out: dict[str, str] = {}
+    if options.devices:
+        settings, left_out = settings_of_kinds(options, workload)
+        search = replace(search, policies=_policies_of_engine(options, settings[0], search.policies))
+    else:
+        settings = tuple(setting_on(options, cluster, workload) for cluster in clusters)
     target = _target(options, settings[0], search.policies)
     rate_seq_s = parse_rate(options.rate) if options.rate else None
-    return TuneProblem(settings, bounds_s, search, options, rate_seq_s, prices, target)
+    return TuneProblem(settings, bounds_s, search, options, rate_seq_s, prices, target, left_out)
 
 
-def _setting(options: TuneOptions, cluster: str | None, workload: Workload | None) -> Setting:
-    """Return the setting on one of the clusters."""
-    return find_setting(
-        options.model,
-        cluster,
-        workload or options.workload,
-        only_profile(options.profile),
-        dtype=options.dtype,
-        kv_dtype=options.kv_dtype,
-        memory_fraction=options.memory_fraction,
-        expert_parallel=options.expert_parallel,
-        attention_dp=options.attention_dp,
-        columns=options.columns,
-        scale_to_context=options.scale_to_context,
-        rate=options.rate,
-        device=options.device,
-        engine=options.engine,
-        front_end=options.front_end,
-    )
+def _policies_of_engine(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the policies that the engine runs, unless the user names some."""
+    engine = engine_of(setting.profile).name
+    return policies if options.policy else tuple(policy for policy in policies if runs(engine, policy))
 
 
 def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOptions:
@@ -249,7 +244,7 @@ def tune_rate(problem: TuneProblem) -> list[ClusterOffer]:
             check_prefix_caching(None, setting.model)
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # report a missing price before the work
-    rate_seq_s = problem.rate_seq_s or _trace_rate(problem.settings[0].workload)
+    rate_seq_s = arrival_rate(problem)
     bounds = RateBounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
     asked = [
         (setting, arrivals_of(setting, problem.options.arrivals, problem.options.seed)) for setting in problem.settings
@@ -305,13 +300,15 @@ def _write(
         write_search_report(problem.options.report, setting, answers, problem.bounds_s, problem.search, advice)
 
 
-def _trace_rate(workload: Workload) -> float:
-    """Return the requests per second in the trace."""
-    if workload.arrival_rate is None:
+def arrival_rate(problem: TuneProblem) -> float:
+    """Return the requests/s of the problem, or of its trace."""
+    workload = problem.settings[0].workload
+    rate_seq_s = problem.rate_seq_s or workload.arrival_rate
+    if rate_seq_s is None:
         raise InputError(
             f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or a rate with --rate."
         )
-    return workload.arrival_rate
+    return rate_seq_s
 
 
 def _rated(

@@ -10,6 +10,7 @@ from xcore.console import output
 from xcore.console.schedule_text import schedule_text, variables_text
 from xcore.duration import format_duration
 from xcore.quantity import figure_text
+from xcore.specs.price import NO_TOKEN_PRICE, TokenPrice
 from xscheduler.export import Target
 from xscheduler.setting_search import infeasible_text, reasons
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from xscheduler.open_tune import Rated
     from xscheduler.settings import Setting
     from xscheduler.tuned import Alternative
+
+TOKEN_PRICES = ("price/M output", "price/M tokens")
+"""The columns of `token_prices`."""
 
 
 def answer(problem: TuneProblem) -> int:
@@ -49,7 +53,7 @@ def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dic
         "highest_rate_seq_s": rated.highest_rate_seq_s,
         "cluster": offer.setting.cluster.name,
         "price_per_hour": offer.price_hour,
-        "price_per_million_output_tokens": offer.price_million,
+        **(offer.token_price.document if offer.token_price else NO_TOKEN_PRICE),
     }
 
 
@@ -95,6 +99,7 @@ def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
         )
         output.listed(f"Best{at}: {schedule_text(schedule)}", reasons(sustained))
         output.listed("Advice:", headroom(rated))
+        print_price(best.price_hour, best.token_price)
         if problem.target:
             print_export(problem.target, best.export, bounded_times(problem.search))
     print_search(rated.tuned)
@@ -103,13 +108,24 @@ def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
     print_best(rated.tuned, setting)
 
 
+def print_price(price_hour: float | None, price: TokenPrice | None) -> None:
+    """Print the price per hour and per million tokens; nothing without prices."""
+    if price_hour is None or price is None:
+        return
+    million, total = token_prices(price)
+    print(
+        f"Price: {output.number(price_hour)} per hour, {million} per million output tokens, {total} per million tokens "
+        "with the prompts'."
+    )
+
+
 def _print_clusters(offers: list[ClusterOffer]) -> None:
     priced = offers[0].price_hour is not None
     if not priced:
         output.note(
             "· without prices, clusters are ranked by their number of devices; --price FILE ranks them by price"
         )
-    columns = ["cluster", *(["price/h", "price/M tokens"] if priced else []), "goodput/s", "latency", "schedule"]
+    columns = ["cluster", *(["price/h", *TOKEN_PRICES] if priced else []), "goodput/s", "latency", "schedule"]
     rows = [_offer_row(offer, priced) for offer in offers]
     output.table(columns, rows, f"Clusters at {figure_text(offers[0].rated.rate_seq_s, 6)} requests/s")
 
@@ -146,6 +162,11 @@ def _policy_rows(rated: "Rated", setting: "Setting", per_token: bool) -> list[li
     return rows
 
 
+def token_prices(price: TokenPrice | None) -> list[str]:
+    """Return the cells of the columns `TOKEN_PRICES`."""
+    return [output.number(price.output), output.number(price.total)] if price else ["–", "–"]
+
+
 def _goodput_text(goodput: "Goodput") -> str:
     """Return the lower and upper rate of a goodput, or one rate if they are equal."""
     low, high = output.number(goodput.low), output.number(goodput.high)
@@ -154,7 +175,7 @@ def _goodput_text(goodput: "Goodput") -> str:
 
 def _offer_row(offer: ClusterOffer, priced: bool) -> list[str]:
     tuned = offer.rated.tuned
-    prices = [output.number(offer.price_hour), output.number(offer.price_million)] if priced else []
+    prices = [output.number(offer.price_hour), *token_prices(offer.token_price)] if priced else []
     if tuned.schedule is None or tuned.estimate is None:
         reached = offer.rated.highest_rate_seq_s
         return [offer.setting.cluster.name, *prices, output.number(reached), "–", "does not sustain the rate"]

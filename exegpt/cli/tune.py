@@ -13,6 +13,10 @@ def tune(options: TuneOptions) -> int:
     With --rate, requests arrive over time and latency counts from arrival. With several clusters, separated by commas,
     and --price, the answer is the cheapest cluster that sustains the rate.
 
+    With --devices any, the answer is how many of which GPU sustain the rate.
+
+    Example: exegpt tune --ttft 1s --tpot 50ms --rate 50/s --devices any --model llama-3.1-8b --workload 2048/256
+
     A control variable that you pass keeps its value. Policies without this variable are left out.
 
     Example: exegpt tune --ttft 1s --model llama-3.1-8b --cluster 1xH100-SXM --max-num-seqs 64
@@ -22,9 +26,11 @@ def tune(options: TuneOptions) -> int:
     Example: exegpt tune --ttft 1s --rate 5/s --workload trace.jsonl --admission grow --prefix-caching
     """
     from exegpt.api.tuning import read_problem
-    from exegpt.cli import bounded, rated
+    from exegpt.cli import bounded, device_answer, rated
     from xrunner.threads import set_threads
 
     set_threads(options.threads)
     problem = read_problem(options)
+    if options.devices:
+        return device_answer.answer(problem)
     return rated.answer(problem) if problem.open_system else bounded.answer(problem)

@@ -54,6 +54,18 @@ class ArrivalOptions:
         "poisson", "Arrivals: poisson (at --rate), or trace (its own times, scaled to --rate if given)."
     )
     price: Path | None = option(None, shared_options.PRICE_HELP + " The answer is the cheapest cluster.")
+    devices: str | None = option(
+        None,
+        "With --rate, instead of --cluster: device kinds, separated by commas, or any. The answer is how many of which "
+        "kind sustain the rate: the cheapest by --price, else the fewest.",
+    )
+    top: int = option(
+        1,
+        "With --devices: the number of answers, over kinds, tensor parallelism, pipeline stages, expert parallelism "
+        "and replicas.",
+        min=1,
+        max=100,
+    )
     seed: int = shared_options.SEED
 
     @property

@@ -1,0 +1,106 @@
+"""The output of `exegpt tune --devices`: how many devices of which kind sustain a rate."""
+
+from typing import Any
+
+from exegpt.api.device_offers import DeviceOffers, device_offers
+from exegpt.api.tuning import TuneProblem
+from exegpt.cli import INFEASIBLE
+from exegpt.cli.rated import TOKEN_PRICES, offer_document, print_offers, token_prices
+from xcore.console import output
+from xcore.console.schedule_text import variables_text
+from xcore.quantity import figure_text
+from xcore.specs.price import NO_TOKEN_PRICE, TokenPrice, token_price
+from xscheduler.device_search import Option
+from xscheduler.replica_layout import DevicesNeeded
+
+OTHERS = 6
+"""Most kinds without an answer that a table shows."""
+
+
+def answer(problem: TuneProblem) -> int:
+    """Search the device kinds, and print; return the exit code."""
+    offers = device_offers(problem)
+    if problem.options.json:
+        output.emit(_document(offers, problem))
+    else:
+        _print(offers, problem)
+    return 0 if offers.best and offers.best.feasible else INFEASIBLE
+
+
+def _document(offers: DeviceOffers, problem: TuneProblem) -> dict[str, Any]:
+    """Return the best answer's document with all answers under `needed`."""
+    seed = problem.options.seed
+    best = {"schedule": None, "provenance": output.provenance(seed=seed)}
+    return (offer_document(offers.best, problem.target, seed) if offers.best else best) | {
+        "needed": [_needed(one, offers) for one in offers.needed],
+        "other_kinds": [_at_least(option, offers) for option in offers.others],
+        "left_out": offers.left_out,
+    }
+
+
+def _needed(one: DevicesNeeded, offers: DeviceOffers) -> dict[str, Any]:
+    price = _price(one, offers)
+    return {
+        "kind": one.layout.kind,
+        "devices": one.devices,
+        "cluster": one.cluster.name,
+        "replicas": one.replicas,
+        "tp": one.layout.tp,
+        "pp": one.layout.pp,
+        "expert_parallel": one.layout.expert_parallel,
+        "goodput_seq_s": one.goodput_seq_s,
+        "price_per_hour": one.price_hour,
+        **(price.document if price else NO_TOKEN_PRICE),
+    }
+
+
+def _at_least(option: Option, offers: DeviceOffers) -> dict[str, Any]:
+    layout, replicas = option.layout, option.fewest(offers.asked)
+    price_hour = offers.asked.price(layout, replicas)
+    least = {"devices_at_least": replicas * layout.devices, "price_per_hour_at_least": price_hour}
+    return {"kind": layout.kind, "tp": layout.tp, "pp": layout.pp, "expert_parallel": layout.expert_parallel} | least
+
+
+def _price(one: DevicesNeeded, offers: DeviceOffers) -> TokenPrice | None:
+    if one.price_hour is None:
+        return None
+    return token_price(one.price_hour, offers.asked.rate_seq_s, one.layout.setting.workload)
+
+
+def _print(offers: DeviceOffers, problem: TuneProblem) -> None:
+    """Print a table of the answers and of what other kinds need at least, then the best schedule."""
+    asked, priced = offers.asked, offers.asked.prices is not None
+    policies = ", ".join(asked.search.policies)
+    output.note(f"· policies: {policies}; --policy names others")
+    for reason in dict.fromkeys(offers.left_out.values()):
+        kinds = [kind for kind, why in offers.left_out.items() if why == reason]
+        output.note(f"· left out: {', '.join(kinds)}: {reason}")
+    if not priced:
+        output.note("· without prices, answers are ranked by their number of devices; --price FILE ranks them by price")
+    if not offers.best:
+        return output.note("No device kind sustains the rate within the bounds.")
+    columns = [
+        "devices",
+        "replica",
+        "replicas",
+        *(["price/h", *TOKEN_PRICES] if priced else []),
+        "goodput/s",
+        "schedule",
+    ]
+    rows = [_row(one, offers) for one in offers.needed] + [_least_row(option, offers) for option in offers.others]
+    output.table(columns, rows, f"Devices for {figure_text(asked.rate_seq_s, 6)} requests/s")
+    print_offers([offers.best], problem)
+
+
+def _row(one: DevicesNeeded, offers: DeviceOffers) -> list[str]:
+    prices = [output.number(one.price_hour), *token_prices(_price(one, offers))] if offers.asked.prices else []
+    figures = [str(one.replicas), *prices, output.number(one.goodput_seq_s)]
+    return [one.cluster.name, one.layout.name, *figures, variables_text(one.schedule).partition(" on ")[0]]
+
+
+def _least_row(option: Option, offers: DeviceOffers) -> list[str]:
+    """Return the row of a kind that was not measured, because it can't be better."""
+    layout, replicas = option.layout, option.fewest(offers.asked)
+    price = offers.asked.price(layout, replicas)
+    prices = [f"≥ {output.number(price)}", "–", "–"] if offers.asked.prices else []
+    return [f"≥ {replicas * layout.devices}x{layout.kind}", layout.name, f"≥ {replicas}", *prices, "–", "not measured"]

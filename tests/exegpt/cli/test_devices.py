@@ -1,0 +1,74 @@
+"""`tune --devices`: how many of which GPU, by price or by number, and what can't be asked together."""
+
+import json
+
+import pytest
+
+from tests.exegpt.cli.test_bad_inputs import check_refused
+
+ASKED = ("tune", "-m", "opt-1.3b", "-l", "2s", "--policy", "orca")
+
+
+@pytest.fixture
+def arriving(tmp_path):
+    """Few requests, so that replays are short."""
+    path = tmp_path / "t.csv"
+    rows = (f"{300 + i % 50},{20 + i % 7},{i / 10}" for i in range(200))
+    path.write_text("input,output,arrival_s\n" + "\n".join(rows) + "\n")
+    return ("-w", path, "--arrivals", "trace", "--rate", "200/s")
+
+
+@pytest.fixture
+def prices(tmp_path):
+    path = tmp_path / "prices.yaml"
+    path.write_text("A40: 0.4\nh100: 10\n")
+    return path
+
+
+def test_the_answer_is_the_cheapest_kind_and_its_schedule_is_searched(exegpt, arriving, prices, tmp_path):
+    command = (*ASKED, *arriving, "--devices", "A40,H100-SXM,L4", "--price", prices)
+    answer = exegpt(*command, "--out", tmp_path / "s.json", "--json").json
+    (best,) = answer["needed"]
+    assert answer["cluster"] == best["cluster"] and answer["schedule"]["cluster"]["name"] == best["cluster"]
+    assert best["kind"] == "A40" and best["devices"] == best["replicas"] * best["tp"] * best["pp"]
+    assert answer["price_per_hour"] == best["price_per_hour"] == pytest.approx(0.4 * best["devices"])
+    assert answer["goodput_seq_s"] >= answer["rate_seq_s"] == 200
+    assert answer["schedule"]["replicas"] == best["replicas"]
+    assert answer["left_out"] == {"L4": "it has no price"}
+    (other,) = answer["other_kinds"]
+    assert other["kind"] == "H100-SXM" and other["price_per_hour_at_least"] >= best["price_per_hour"]
+    on_cluster = exegpt(*ASKED, *arriving, "-c", best["cluster"], "--replicas", str(best["replicas"]), "--json").json
+    assert on_cluster["goodput_seq_s"] == answer["goodput_seq_s"]  # the same answer as on that cluster by name
+    assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
+    text = exegpt(*command)
+    assert "left out: L4: it has no price" in text.err and "xH100-SXM" in text.out and "≥" in text.out
+    assert "per million output tokens" in text.out
+
+
+def test_without_prices_the_fewest_devices_are_the_answer(exegpt, arriving):
+    answer = exegpt(*ASKED, *arriving, "--devices", "A40,L40S", "--top", "2", "--json").json
+    first, second = answer["needed"]
+    assert first["devices"] <= second["devices"] and first["price_per_hour"] is None
+    assert answer["price_per_million_output_tokens"] is None
+
+
+def test_no_kind_keeps_the_bound(exegpt):
+    asked = ("-m", "opt-1.3b", "-w", "T", "-l", "1ms", "--rate", "1/s", "--devices", "A40", "--json")
+    done = exegpt("tune", *asked)
+    assert done.code == 3 and done.json["needed"] == [] and done.json["schedule"] is None
+    assert done.json["left_out"] == {"A40": "no replica on up to 32 devices keeps the bounds"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--devices", "any"), "--devices any needs an arrival rate: add --rate"),
+        (("--devices", "any", "--rate", "1/s", "-c", "1xA40"), "--devices any finds the cluster: leave --cluster out"),
+        (("--devices", "any", "--rate", "1/s", "--replicas", "2"), "leave --replicas out"),
+        (("--devices", "X900", "--rate", "1/s"), "There is no device kind 'X900'"),
+        (("--devices", "A40", "--rate", "1/s", "-m", "none-such"), "none-such"),
+        (("--top", "2", "--rate", "1/s"), "--top 2 is the number of answers with --devices"),
+    ],
+)
+def test_what_devices_do_not_go_with_is_refused(exegpt, more, said):
+    check_refused(exegpt(*ASKED, *more), said)

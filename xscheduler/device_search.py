@@ -1,0 +1,129 @@
+"""Find how many devices of which kind sustain a rate: the cheapest replicas, over kinds, TP, PP and EP.
+
+Each layout of a replica has a lower bound on its price: that of the replicas which it needs if each serves as much as
+its fluid rate, or its steady throughput. Layouts are measured in the order of these bounds, until no other can be
+cheaper.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from xscheduler.allocation import Layout
+from xscheduler.fluid_rate import fluid_rate
+from xscheduler.goodput import BEYOND
+from xscheduler.open_searches import problem_at, thread_count
+from xscheduler.replica_layout import DevicesNeeded, RateQuestion, ReplicaLayout, least
+from xscheduler.replicas_needed import needed_by
+from xscheduler.tune import tune, uncollected
+
+ABOVE = 1.06
+"""Factor from a fluid rate to a rate that no replica exceeds."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A layout, with what is known of the replicas that it needs."""
+
+    layout: ReplicaLayout
+    most: float
+    """Requests/s that no replica exceeds."""
+    steady: bool
+    """Whether `most` follows from the steady state, not only from a fluid rate."""
+    needed: DevicesNeeded | None = None
+    """The measured replicas; None: not measured yet."""
+
+    def fewest(self, asked: RateQuestion) -> int:
+        """Return the measured number of replicas, or the smallest possible one."""
+        return self.needed.replicas if self.needed else least(asked.rate_seq_s, self.most)
+
+    def order(self, asked: RateQuestion) -> tuple[float, ...]:
+        """Return the sort key of the measured replicas, or of the fewest possible."""
+        return asked.order(self.layout, self.fewest(asked))
+
+
+def options_of(layouts: Sequence[ReplicaLayout], asked: RateQuestion) -> list[Option]:
+    """Return the layouts that serve any request within the bounds, with their fluid rates.
+
+    Bubbles make a pipeline slower than its fluid rate, so it gets a steady state too before it is measured.
+    """
+    rates = [(layout, _fluid_rate(layout, asked)) for layout in layouts]
+    return [Option(layout, ABOVE * rate, layout.pp == 1) for layout, rate in rates if rate > 0]
+
+
+def _fluid_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
+    setting, search = layout.setting, asked.search
+    where = (setting.model, layout.cluster(1), asked.computed(layout), setting.profile)
+    problem = problem_at(*where, asked.bounds, search.bound, setting.kv_dtype, layout.fixed, search.admission)
+    stages = Layout(layout.devices, layout.tp, layout.devices if layout.tp > 1 else 0)
+    return fluid_rate(problem, stages, asked.bounds.tpot_s)
+
+
+def _steady_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
+    """Return the requests/s of a replica whose requests always wait."""
+    setting, search = layout.setting, asked.search
+    tuned = tune(
+        setting.model,
+        layout.cluster(1),
+        asked.computed(layout),
+        setting.profile,
+        latency_bound_s=asked.bounds.latency_s,
+        bound=search.bound,
+        tpot_s=asked.bounds.tpot_s,
+        policies=search.policies,
+        kv_dtype=setting.kv_dtype,
+        fixed=search.fixed | layout.fixed | {"replicas": 1},
+        own=setting.own,
+        admission=search.admission,
+        floor=0.0,
+    )
+    return tuned.estimate.throughput_seq_s if tuned.estimate else 0.0
+
+
+def cheapest(
+    options: Sequence[Option],
+    asked: RateQuestion,
+    top: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[DevicesNeeded], list[Option]]:
+    """Return the `top` layouts that sustain the rate at the lowest price, the best first, and the options left.
+
+    Without prices the fewest devices count. The options left are in the order of what they cost at least.
+    `progress` is called with the numbers of answers and of asked answers.
+    """
+    queue = [(option.order(asked), place, option) for place, option in enumerate(options)]
+    heapq.heapify(queue)
+    best: list[DevicesNeeded] = []
+    measured: list[tuple[float, ...]] = []  # of all measured options, while others are being measured
+
+    def known_better(option: Option) -> Option | None:
+        """Return an option with its steady state, or measured if it has one; None if it can't be an answer."""
+        if not option.steady:
+            most = min(option.most, BEYOND * _steady_rate(option.layout, asked))
+            return replace(option, most=most, steady=True) if most > 0 else None
+
+        def hopeless(replicas: int) -> bool:
+            return len(measured) >= top and asked.order(option.layout, replicas) > sorted(measured)[top - 1]
+
+        needed = needed_by(option.layout, option.most, asked, hopeless)
+        if needed:
+            measured.append(asked.order(option.layout, needed.replicas))
+        return replace(option, needed=needed) if needed else None
+
+    at_a_time = thread_count()
+    with uncollected(), ThreadPoolExecutor(at_a_time) as threads:
+        while queue and len(best) < top:
+            progress(len(best), top)
+            if needed := queue[0][2].needed:
+                heapq.heappop(queue)
+                best.append(needed)
+                continue
+            taken: list[tuple[int, Option]] = []
+            while queue and not queue[0][2].needed and len(taken) < at_a_time:
+                taken.append(heapq.heappop(queue)[1:])
+            known = threads.map(known_better, [option for _, option in taken])
+            for (place, _), option in zip(taken, known, strict=True):
+                if option:
+                    heapq.heappush(queue, (option.order(asked), place, option))
+    return best, [option for _, _, option in sorted(queue, key=lambda entry: entry[:2])]
