@@ -1,9 +1,10 @@
 """The searches of several policies for requests that arrive over time: their problems, spaces and replays."""
 
 from multiprocessing import parent_process
+from typing import TypedDict
 
 from xcore.batching.admission import Admission
-from xcore.specs.bound import BoundMeaning
+from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.deployment import Deployment
 from xcore.specs.model import ModelSpec, usual_kv_dtype
@@ -14,10 +15,26 @@ from xscheduler.goodput import Meter, RateBounds
 from xscheduler.open_search import OpenSearch
 from xscheduler.rate_sample import Arrivals
 from xscheduler.search_problem import Limits, SearchProblem
-from xscheduler.spaces import spaces
-from xscheduler.tune import by_policy
+from xscheduler.spaces import POLICIES, spaces
+from xscheduler.tune import by_policy, check_asked
 from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
+
+
+class SearchedAt(TypedDict, total=False):
+    """The options of a search at a rate."""
+
+    bound: BoundMeaning
+    policies: tuple[str, ...]
+    kv_dtype: str | None
+    fixed: dict[str, int] | None
+    """Control variables with fixed values."""
+    own: Deployment | None
+    """This project's engine, for the policies that the profile's engine doesn't run."""
+    admission: tuple[Admission, ...]
+    """The admission rules to search."""
+    prefix_caching: bool
+    """Whether prompts share prefixes as in the arrivals."""
 
 
 def searches_at(
@@ -27,21 +44,23 @@ def searches_at(
     arrivals: Arrivals,
     bounds: RateBounds,
     *,
-    bound: BoundMeaning,
-    policies: tuple[str, ...],
-    kv_dtype: str | None,
-    fixed: dict[str, int] | None,
-    own: Deployment | None,
-    admission: tuple[Admission, ...],
-    prefix_caching: bool,
+    bound: BoundMeaning = ALL_REQUESTS,
+    policies: tuple[str, ...] = POLICIES,
+    kv_dtype: str | None = None,
+    fixed: dict[str, int] | None = None,
+    own: Deployment | None = None,
+    admission: tuple[Admission, ...] = ("reserve",),
+    prefix_caching: bool = False,
 ) -> dict[str, OpenSearch]:
-    """Return each policy's search, with the arguments of `tune_at`; nothing is replayed yet."""
+    """Return each policy's search within the bounds; nothing is replayed yet. `SearchedAt` explains the options."""
+    check_asked(policies, fixed or {}, admission)
     computed = arrivals.computed(workload) if prefix_caching else workload
     caching = workload if prefix_caching else None
 
     def asked(on: Deployment) -> SearchProblem:
         return problem_at(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
 
+    problems = by_policy(policies, on, own, asked)
     return {
         policy: OpenSearch(
             problem,
@@ -50,7 +69,7 @@ def searches_at(
             caching,
             thread_count(),
         )
-        for policy, problem in by_policy(policies, on, own, asked).items()
+        for policy, problem in problems.items()
     }
 
 

@@ -1,12 +1,11 @@
 """Tune for requests that arrive over time: find the schedule with the highest goodput, over all policies."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from xcore.batching.admission import Admission
 from xcore.errors import InputError
 from xcore.quantity import figure_text, percent_text
 from xcore.specs.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
@@ -19,7 +18,7 @@ from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xcore.specs.workload import Workload
 from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Goodput, Meter, RateBounds
 from xscheduler.open_search import COUNTS, Lead, OpenSearch
-from xscheduler.open_searches import problem_at, searches_at, thread_count
+from xscheduler.open_searches import SearchedAt, problem_at, searches_at, thread_count
 from xscheduler.rate_sample import REQUESTS, WARM_UP, Arrivals
 from xscheduler.search import Method, Search
 from xscheduler.search_problem import SearchProblem
@@ -27,6 +26,9 @@ from xscheduler.spaces import POLICIES, spaces, twin
 from xscheduler.ties import preferred
 from xscheduler.tune import check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 
@@ -88,79 +90,93 @@ def tune_at(
     bounds: RateBounds,
     rate: float | None,
     *,
-    bound: BoundMeaning = ALL_REQUESTS,
-    policies: tuple[str, ...] = POLICIES,
     method: Method = "bnb",
-    kv_dtype: str | None = None,
-    fixed: dict[str, int] | None = None,
-    own: Deployment | None = None,
-    admission: tuple[Admission, ...] = ("reserve",),
-    prefix_caching: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    **options: "Unpack[SearchedAt]",
 ) -> Rated:
     """Return the schedule with the highest goodput within the bounds, and its figures at `rate` requests/s.
 
-    `rate` None means `USUAL_LOAD` of that goodput. `own` is this project's engine, for the policies that the profile's
-    engine doesn't run. `admission` holds the admission rules to search. With `prefix_caching`, prompts share prefixes
-    as in the arrivals. Raises InputError for a method without support for open systems: `optuna`, and `exhaustive` on
-    more than `MOST_EXHAUSTIVE` schedules.
+    `rate` None means `USUAL_LOAD` of that goodput. The options are those of `searches_at`. Raises InputError for a
+    method without support for open systems: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
     """
-    check_asked(policies, fixed or {}, admission)
+    where = (model, Deployment(cluster, profile), workload, arrivals, bounds)
+    return tune_at_rates(*where, (rate,), method, progress, **options)[0]
+
+
+def tune_at_rates(
+    model: ModelSpec,
+    on: Deployment,
+    workload: Workload,
+    arrivals: Arrivals,
+    bounds: RateBounds,
+    rates: Sequence[float | None],
+    method: Method = "bnb",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    **options: "Unpack[SearchedAt]",
+) -> list[Rated]:
+    """Return what `tune_at` returns at each of several rates, from one search."""
     started = time.perf_counter()
-    caching = workload if prefix_caching else None
     with uncollected():
-        searches = searches_at(
-            model,
-            Deployment(cluster, profile),
-            workload,
-            arrivals,
-            bounds,
-            bound=bound,
-            policies=policies,
-            kv_dtype=kv_dtype,
-            fixed=fixed,
-            own=own,
-            admission=admission,
-            prefix_caching=prefix_caching,
-        )
-        on_engines = {policy: search.problem for policy, search in searches.items()}
-        problem = on_engines[policies[0]]
-        spaces_of = {policy: search.members for policy, search in searches.items()}
-        _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
-        twins = _twins(on_engines)
+        searches = searches_at(model, on, workload, arrivals, bounds, **options)
+        members = [space for search in searches.values() for space in search.members]
+        _check_method(method, sum(space.size for space in members))
+        twins = _twins({policy: search.problem for policy, search in searches.items()})
         searched = {policy: search for policy, search in searches.items() if policy not in twins}
         if method == "bnb":
-            sustained = _raced(searched, progress, profile=profile)
+            sustained = _raced(searched, progress, profile=on.profile)
         else:
             sustained = {policy: best for policy, search in searched.items() if (best := _exhausted(search))}
         sustained = _with_twins(sustained, twins, searches)
-        lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], problem.limits)
-    goodputs = {policy: best.goodput_seq_s for policy, best in sustained.items()}
-    at_rate = USUAL_LOAD * max(goodputs.values(), default=0.0) if rate is None else rate
-    highest = _highest(searches, goodputs, profile)
-    counts = {policy: _count(goodput, highest[policy]) for policy, goodput in goodputs.items()}
-    alternatives = tuple(
-        _together(
-            lambda policy: _alternative(
-                searches[policy], sustained.get(policy), at_rate, counts.get(policy, 0), policy
-            ),
-            policies,
+        lowest = lowest_latency_of(members, next(iter(searches.values())).problem.limits)
+    found = Searched(searches, sustained, on.profile, method, None if lowest == float("inf") else lowest)
+    return [found.at(rate, started) for rate in rates]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The best schedule of every policy within the bounds, at any rate."""
+
+    searches: dict[str, OpenSearch]
+    sustained: dict[str, Sustained]
+    profile: Profile
+    """The profile of the engine that was asked for."""
+    method: Method
+    lowest_latency_s: float | None
+
+    def at(self, rate: float | None, started: float) -> Rated:
+        """Return the figures of all policies at a rate, after a search that `started` then."""
+        searches, sustained = self.searches, self.sustained
+        goodputs = {policy: best.goodput_seq_s for policy, best in sustained.items()}
+        at_rate = USUAL_LOAD * max(goodputs.values(), default=0.0) if rate is None else rate
+        highest = _highest(searches, goodputs, self.profile)
+        counts = {policy: _count(goodput, highest[policy]) for policy, goodput in goodputs.items()}
+
+        def alternative(policy: str) -> Alternative:
+            return _alternative(searches[policy], sustained.get(policy), at_rate, counts.get(policy, 0), policy)
+
+        alternatives = tuple(_together(alternative, searches))
+        winner = preferred(
+            (a for a in alternatives if a.estimate),
+            lambda a: sustained[a.policy].goodput_seq_s,
+            lambda a: a.policy,
         )
-    )
-    winner = preferred(
-        (a for a in alternatives if a.estimate),
-        lambda a: sustained[a.policy].goodput_seq_s,
-        lambda a: a.policy,
-    )
-    tuned = Tuned(
-        winner.schedule if winner else None,
-        winner.estimate if winner else None,
-        alternatives,
-        _cost(searches.values(), method, time.perf_counter() - started),
-        lowest if lowest < float("inf") else None,
-        (*_assumptions(bounds, bound, arrivals, at_rate, winner), *_cache_assumptions(problem, caching, arrivals)),
-    )
-    return Rated(tuned, at_rate, sustained)
+        tuned = Tuned(
+            winner.schedule if winner else None,
+            winner.estimate if winner else None,
+            alternatives,
+            _cost(searches.values(), self.method, time.perf_counter() - started),
+            self.lowest_latency_s,
+            self._assumptions(at_rate, winner),
+        )
+        return Rated(tuned, at_rate, sustained)
+
+    def _assumptions(self, rate: float, winner: Alternative | None) -> tuple[str, ...]:
+        first = next(iter(self.searches.values()))
+        meter, problem = first.meter, first.problem
+        return (
+            *_assumptions(meter.bounds, problem.bound, meter.arrivals, rate, winner),
+            *_cache_assumptions(problem, first.caching, meter.arrivals),
+        )
 
 
 def sustained_by(

@@ -93,10 +93,10 @@ class Trials:
     def _held(self, search: OpenSearch, lead: Lead, replicas: int) -> tuple[Schedule, float] | None:
         schedule, rate = self._on(lead, replicas)
         meter = search.meter
-        if not (meter.holds(schedule, rate, COUNTS[0]) and meter.sustains(schedule, rate)):
-            return None
         limit = meter.limit(lead.steady * schedule.replicas / lead.schedule.replicas)
-        reached = meter.highest(schedule, rate, max(rate, limit), COUNTS[1], ROUGH / 2)
+        if rate > limit or not (meter.holds(schedule, rate, COUNTS[0]) and meter.sustains(schedule, rate)):
+            return None
+        reached = meter.highest(schedule, rate, limit, COUNTS[1], ROUGH / 2)
         return replace(schedule, replicas=replicas, cluster=self.layout.cluster(replicas)), (
             reached / rate * self.asked.rate_seq_s
         )

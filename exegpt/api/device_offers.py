@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exegpt.api.tune_settings import setting_on
-from exegpt.api.tuning import ClusterOffer, TuneProblem, arrival_rate, tune_rate
+from exegpt.api.tuning import ClusterOffer, TuneProblem, arrival_rates, tune_rate
 from xcore.console import output
 from xcore.quantity import figure_text
 from xcore.specs.price import device_price
@@ -31,8 +31,11 @@ class DeviceOffers:
 
 
 def device_offers(problem: TuneProblem) -> DeviceOffers:
-    """Search the kinds of the problem's settings; write the best schedule and the report."""
-    rate_seq_s, left_out = arrival_rate(problem), dict(problem.left_out)
+    """Search the kinds of the problem's settings, at its first rate within its first bound.
+
+    Writes the best schedule and the report.
+    """
+    rate_seq_s, left_out = arrival_rates(problem)[0], dict(problem.left_out)
     settings = [setting for setting in problem.settings if not _unpriced(problem, setting, left_out)]
     first, search, options = problem.settings[0], problem.search, problem.options
     bounds = RateBounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
@@ -53,6 +56,11 @@ def device_offers(problem: TuneProblem) -> DeviceOffers:
     with output.progress(f"{len(found)} layouts at {figure_text(rate_seq_s, 6)}/s") as progress:
         needed, rest = cheapest(found, asked, options.top, progress)
     best = _tuned_on(problem, needed[0]) if needed else None
+    if best and best.rated.tuned.schedule:
+        schedule = best.rated.tuned.schedule
+        needed[0] = replace(
+            needed[0], schedule=schedule, goodput_seq_s=best.rated.sustained[schedule.policy].goodput_seq_s
+        )
     return DeviceOffers(asked, tuple(needed), best, _others(needed, rest), left_out)
 
 

@@ -31,7 +31,7 @@ def setting_on(
         attention_dp=options.attention_dp,
         columns=options.columns,
         scale_to_context=options.scale_to_context,
-        rate=options.rate,
+        rate=options.rate.split(",")[0] if options.rate else None,
         device=options.device,
         engine=options.engine,
         front_end=options.front_end,

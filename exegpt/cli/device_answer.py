@@ -1,15 +1,19 @@
 """The output of `exegpt tune --devices`: how many devices of which kind sustain a rate."""
 
+from dataclasses import replace
 from typing import Any
 
 from exegpt.api.device_offers import DeviceOffers, device_offers
-from exegpt.api.tuning import TuneProblem
+from exegpt.api.tuning import TuneProblem, arrival_rates
 from exegpt.cli import INFEASIBLE
-from exegpt.cli.rated import TOKEN_PRICES, offer_document, print_offers, token_prices
+from exegpt.cli.load_day import curve_document, print_curve
+from exegpt.cli.prices import NO_TOKEN_PRICE, TOKEN_PRICES, token_prices
+from exegpt.cli.rated import frontier_document, offer_document, print_offers
 from xcore.console import output
 from xcore.console.schedule_text import variables_text
+from xcore.duration import format_duration
 from xcore.quantity import figure_text
-from xcore.specs.price import NO_TOKEN_PRICE, TokenPrice, token_price
+from xcore.specs.price import TokenPrice, token_price
 from xscheduler.device_search import Option
 from xscheduler.replica_layout import DevicesNeeded
 
@@ -18,13 +22,20 @@ OTHERS = 6
 
 
 def answer(problem: TuneProblem) -> int:
-    """Search the device kinds, and print; return the exit code."""
-    offers = device_offers(problem)
-    if problem.options.json:
-        output.emit(_document(offers, problem))
-    else:
-        _print(offers, problem)
-    return 0 if offers.best and offers.best.feasible else INFEASIBLE
+    """Search the device kinds under every bound at every rate, and print; return the exit code."""
+    points = [(bound_s, rate) for bound_s in problem.bounds_s for rate in arrival_rates(problem)]
+    answers, documents = [], []
+    for bound_s, rate_seq_s in points:
+        asked = replace(problem, bounds_s=(bound_s,), rates_seq_s=(rate_seq_s,))
+        offers = device_offers(asked)
+        answers.append(offers)
+        if problem.options.json:
+            documents.append(_document(offers, asked))
+        else:
+            _print(offers, asked)
+    if documents:
+        output.emit(documents[0] if len(documents) == 1 else frontier_document(documents, problem))
+    return 0 if any(offers.best and offers.best.feasible for offers in answers) else INFEASIBLE
 
 
 def _document(offers: DeviceOffers, problem: TuneProblem) -> dict[str, Any]:
@@ -32,9 +43,12 @@ def _document(offers: DeviceOffers, problem: TuneProblem) -> dict[str, Any]:
     seed = problem.options.seed
     best = {"schedule": None, "provenance": output.provenance(seed=seed)}
     return (offer_document(offers.best, problem.target, seed) if offers.best else best) | {
+        "latency_bound_s": problem.bounds_s[0],
+        "rate_seq_s": offers.asked.rate_seq_s,
         "needed": [_needed(one, offers) for one in offers.needed],
         "other_kinds": [_at_least(option, offers) for option in offers.others],
         "left_out": offers.left_out,
+        **curve_document(problem, offers.best),
     }
 
 
@@ -88,8 +102,10 @@ def _print(offers: DeviceOffers, problem: TuneProblem) -> None:
         "schedule",
     ]
     rows = [_row(one, offers) for one in offers.needed] + [_least_row(option, offers) for option in offers.others]
-    output.table(columns, rows, f"Devices for {figure_text(asked.rate_seq_s, 6)} requests/s")
+    bound = format_duration(problem.bounds_s[0])
+    output.table(columns, rows, f"Devices for {figure_text(asked.rate_seq_s, 6)} requests/s, {bound}")
     print_offers([offers.best], problem)
+    print_curve(problem, offers.best)
 
 
 def _row(one: DevicesNeeded, offers: DeviceOffers) -> list[str]:

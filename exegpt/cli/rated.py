@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from exegpt.api.tuning import ClusterOffer, TuneProblem, headroom, tune_rate
+from exegpt.api.tuning import ClusterOffer, RateAnswer, TuneProblem, headroom, tune_rates
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
+from exegpt.cli.load_day import curve_document, print_curve
+from exegpt.cli.prices import NO_TOKEN_PRICE, TOKEN_PRICES, print_price, token_prices
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text, variables_text
 from xcore.duration import format_duration
 from xcore.quantity import figure_text
-from xcore.specs.price import NO_TOKEN_PRICE, TokenPrice
 from xscheduler.export import Target
 from xscheduler.setting_search import infeasible_text, reasons
 
@@ -20,18 +21,32 @@ if TYPE_CHECKING:
     from xscheduler.settings import Setting
     from xscheduler.tuned import Alternative
 
-TOKEN_PRICES = ("price/M output", "price/M tokens")
-"""The columns of `token_prices`."""
-
 
 def answer(problem: TuneProblem) -> int:
-    """Search each cluster for schedules that sustain the rate within the bound, and print; return the exit code."""
-    offers = tune_rate(problem)
+    """Search each cluster for schedules that sustain the rates within the bounds, and print; return the exit code."""
+    answers = tune_rates(problem)
     if problem.options.json:
-        output.emit(offers_document(offers, problem.target, problem.options.seed))
+        documents = [rate_document(answer, problem) for answer in answers]
+        documents[0] |= curve_document(problem, answers[0].offers[0])
+        output.emit(documents[0] if len(documents) == 1 else frontier_document(documents, problem))
+    elif len(answers) == 1:
+        print_offers(answers[0].offers, problem)
+        print_curve(problem, answers[0].offers[0])
     else:
-        print_offers(offers, problem)
-    return 0 if offers[0].feasible else INFEASIBLE
+        _print_frontier(answers, problem)
+    return 0 if any(answer.offers[0].feasible for answer in answers) else INFEASIBLE
+
+
+def rate_document(answer: RateAnswer, problem: TuneProblem) -> dict[str, Any]:
+    """Return the object that `tune --rate --json` prints for one bound and one rate."""
+    bound = {"latency_bound_s": answer.bound_s}
+    return offers_document(answer.offers, problem.target, problem.options.seed) | bound
+
+
+def frontier_document(documents: list[dict[str, Any]], problem: TuneProblem) -> dict[str, Any]:
+    """Return the object for several bounds or rates."""
+    setting, seed = problem.settings[0], problem.options.seed
+    return {"frontier": documents, "provenance": output.provenance(setting.profile, seed)}
 
 
 def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dict[str, Any]:
@@ -108,15 +123,29 @@ def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
     print_best(rated.tuned, setting)
 
 
-def print_price(price_hour: float | None, price: TokenPrice | None) -> None:
-    """Print the price per hour and per million tokens; nothing without prices."""
-    if price_hour is None or price is None:
-        return
-    million, total = token_prices(price)
-    print(
-        f"Price: {output.number(price_hour)} per hour, {million} per million output tokens, {total} per million tokens "
-        "with the prompts'."
-    )
+def _print_frontier(answers: list[RateAnswer], problem: TuneProblem) -> None:
+    """Print a row with the best schedule on the best cluster for each bound and rate."""
+    offers = [offer for answer in answers for offer in answer.offers]
+    output.notes(a for offer in offers for a in (*offer.setting.assumptions, *offer.rated.tuned.assumptions))
+    priced, setting = problem.prices is not None, problem.settings[0]
+    prices = ["price/h", *TOKEN_PRICES] if priced else []
+    rows = []
+    for answer in answers:
+        best = answer.offers[0]
+        rate = f"{figure_text(answer.rate_seq_s, 6)}/s"
+        rows.append([format_duration(answer.bound_s), rate, *_offer_row(best, priced)])
+    columns = ["bound", "rate", "cluster", *prices, "goodput/s", "latency", "schedule"]
+    title = f"{setting.model.name}, {setting.workload.name}, the best schedule under each bound at each rate"
+    output.table(columns, rows, title)
+    for answer in answers:
+        if problem.target and answer.offers[0].feasible:
+            print(f"Under {format_duration(answer.bound_s)} at {figure_text(answer.rate_seq_s, 6)}/s:")
+            print_export(problem.target, answer.offers[0].export, bounded_times(problem.search))
+    met = [answer for answer in answers if answer.offers[0].feasible]
+    if problem.options.out and met:
+        last = met[-1]
+        at = f" under {format_duration(last.bound_s)} at {figure_text(last.rate_seq_s, 6)}/s"
+        print(f"Schedule{at} written to {problem.options.out}{whose(problem, last.offers[0].rated.tuned)}.")
 
 
 def _print_clusters(offers: list[ClusterOffer]) -> None:
@@ -160,11 +189,6 @@ def _policy_rows(rated: "Rated", setting: "Setting", per_token: bool) -> list[li
         texts = [output.seconds(seconds) for seconds in times[: 2 + per_token]]
         rows.append([policy_name(other, setting), *rates, *texts, variables_text(sustained.schedule)])
     return rows
-
-
-def token_prices(price: TokenPrice | None) -> list[str]:
-    """Return the cells of the columns `TOKEN_PRICES`."""
-    return [output.number(price.output), output.number(price.total)] if price else ["–", "–"]
 
 
 def _goodput_text(goodput: "Goodput") -> str:

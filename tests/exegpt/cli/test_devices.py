@@ -52,6 +52,24 @@ def test_without_prices_the_fewest_devices_are_the_answer(exegpt, arriving):
     assert answer["price_per_million_output_tokens"] is None
 
 
+def test_a_load_curve_gives_the_replicas_of_each_hour(exegpt, arriving, prices, tmp_path):
+    (tmp_path / "day.csv").write_text("hour,rate\n0,20\n8,200\n20,0\n24,0\n")
+    lengths = arriving[: arriving.index("--rate")]
+    command = (*ASKED, *lengths, "--load-curve", tmp_path / "day.csv", "--devices", "A40", "--price", prices)
+    answer = exegpt(*command, "--json").json
+    assert answer["rate_seq_s"] == 200
+    night, day, *off = answer["load_curve"]["hours"]
+    assert day["replicas"] == answer["schedule"]["replicas"] > night["replicas"] >= 1
+    assert [(hour["hours"], hour["replicas"]) for hour in off] == [(4, 0), (4, 0)]
+    assert answer["load_curve"]["device_hours"] == 8 * night["devices"] + 12 * day["devices"]
+    assert answer["load_curve"]["price"] == pytest.approx(0.4 * answer["load_curve"]["device_hours"])
+    outputs = sum(20 + i % 7 for i in range(200)) / 200 * 3600 * (8 * 20 + 12 * 200)
+    price = 1e6 * answer["load_curve"]["price"] / outputs
+    assert answer["load_curve"]["price_per_million_output_tokens"] == pytest.approx(price)
+    text = exegpt(*command).out
+    assert "Replicas over 28 hours" in text and f"{answer['load_curve']['device_hours']:g} device-hours" in text
+
+
 def test_no_kind_keeps_the_bound(exegpt):
     asked = ("-m", "opt-1.3b", "-w", "T", "-l", "1ms", "--rate", "1/s", "--devices", "A40", "--json")
     done = exegpt("tune", *asked)
@@ -67,6 +85,7 @@ def test_no_kind_keeps_the_bound(exegpt):
         (("--devices", "any", "--rate", "1/s", "--replicas", "2"), "leave --replicas out"),
         (("--devices", "X900", "--rate", "1/s"), "There is no device kind 'X900'"),
         (("--devices", "A40", "--rate", "1/s", "-m", "none-such"), "none-such"),
+        (("--load-curve", __file__, "--rate", "1/s"), "--load-curve has the rates: leave --rate 1/s out"),
         (("--top", "2", "--rate", "1/s"), "--top 2 is the number of answers with --devices"),
     ],
 )
