@@ -268,7 +268,7 @@ def tune_rate(problem: TuneProblem) -> list[ClusterOffer]:
 def tune_rates(problem: TuneProblem) -> list[RateAnswer]:
     """Return the answers under each bound, at each rate; write the last schedule found, and the report.
 
-    All rates share a search, and all bounds the requests.
+    All rates share a search, and all searches the requests.
     """
     from xscheduler.goodput import RateBounds
 
@@ -284,16 +284,15 @@ def tune_rates(problem: TuneProblem) -> list[RateAnswer]:
     asked = [
         (setting, arrivals_of(setting, problem.options.arrivals, problem.options.seed)) for setting in problem.settings
     ]
+    bounds = [RateBounds(bound_s, search.ttft_s, search.tpot_s) for bound_s in problem.bounds_s]
     answers = []
-    for bound_s in problem.bounds_s:
-        bounds = RateBounds(bound_s, search.ttft_s, search.tpot_s)
-        on_clusters = _rated(asked, bounds, rates, problem)
+    for within, on_clusters in zip(bounds, _rated(asked, bounds, rates, problem), strict=True):
         for place, rate_seq_s in enumerate(rates):
             offers = [
-                _offer(problem, setting, arrivals, bounds, at_rates[place])
+                _offer(problem, setting, arrivals, within, at_rates[place])
                 for (setting, arrivals), at_rates in zip(asked, on_clusters, strict=True)
             ]
-            answers.append(RateAnswer(bound_s, rate_seq_s, sorted(offers, key=lambda offer: offer.order)))
+            answers.append(RateAnswer(within.latency_s, rate_seq_s, sorted(offers, key=lambda offer: offer.order)))
     bests = [answer.offers[0] for answer in answers]
     last = next((best for best in reversed(bests) if best.feasible), bests[-1])
     _write(problem, last.setting, written(problem, last.rated.tuned), [last.rated.tuned])
@@ -362,25 +361,30 @@ def arrival_rates(problem: TuneProblem) -> tuple[float, ...]:
 
 
 def _rated(
-    asked: "list[tuple[Setting, Arrivals]]", bounds: "RateBounds", rates: tuple[float, ...], problem: TuneProblem
-) -> "list[list[Rated]]":
-    """Return the best answers on each cluster, one at each rate.
+    asked: "list[tuple[Setting, Arrivals]]",
+    bounds: "list[RateBounds]",
+    rates: tuple[float, ...],
+    problem: TuneProblem,
+) -> "list[list[list[Rated]]]":
+    """Return the best answers: for all bounds, for all clusters, one at each rate.
 
-    Many clusters are searched in several processes, those with the most devices first.
+    Many searches run in several processes, those with the most devices first.
     """
-    how = bounds, rates, problem.search, problem.options.prefix_caching
+    how = rates, problem.search, problem.options.prefix_caching
+    searches = [(setting, arrivals, within) for within in bounds for setting, arrivals in asked]
     at = f"at {', '.join(f'{figure_text(rate, 6)}/s' for rate in rates)}"
-    if len(asked) < WORTH:
-        rated = []
-        for setting, arrivals in asked:
+    if len(searches) < WORTH:
+        answers = []
+        for setting, arrivals, within in searches:
             with output.progress(f"{setting.cluster.name} {at}") as progress:
-                rated.append(_tuned_at(setting, arrivals, *how, progress=progress))
-        return rated
-    order = sorted(range(len(asked)), key=lambda place: -asked[place][0].cluster.devices)
-    with Processes() as processes, output.progress(f"{len(asked)} clusters {at}") as progress:
-        answers = processes.each(_tuned_at, [(*asked[place], *how) for place in order], progress)
-    by_place = dict(zip(order, answers, strict=True))
-    return [by_place[place] for place in range(len(asked))]
+                answers.append(_tuned_at(setting, arrivals, within, *how, progress=progress))
+    else:
+        order = sorted(range(len(searches)), key=lambda place: -searches[place][0].cluster.devices)
+        with Processes() as processes, output.progress(f"{len(searches)} searches {at}") as progress:
+            ordered = processes.each(_tuned_at, [(*searches[place], *how) for place in order], progress)
+        by_place = dict(zip(order, ordered, strict=True))
+        answers = [by_place[place] for place in range(len(searches))]
+    return [answers[first : first + len(asked)] for first in range(0, len(answers), len(asked))]
 
 
 def _tuned_at(
