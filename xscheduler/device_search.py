@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from xcore.policies import TRAITS
 from xscheduler.allocation import Layout
 from xscheduler.fluid_rate import fluid_rate
 from xscheduler.goodput import BEYOND
 from xscheduler.open_searches import problem_at, thread_count
 from xscheduler.replica_layout import DevicesNeeded, RateQuestion, ReplicaLayout, least
-from xscheduler.replicas_needed import needed_by
+from xscheduler.replicas_needed import needed_by, searches_of
 from xscheduler.tune import tune, uncollected
 
 ABOVE = 1.06
@@ -44,12 +45,19 @@ class Option:
 
 
 def options_of(layouts: Sequence[ReplicaLayout], asked: RateQuestion) -> list[Option]:
-    """Return the layouts that serve any request within the bounds, with their fluid rates.
+    """Return the layouts that serve any request within the bounds, with a bound on what a replica serves.
 
-    Bubbles make a pipeline slower than its fluid rate, so it gets a steady state too before it is measured.
+    The fluid rate is that of policies that prefill and decode in one iteration; for others it is the ceiling of their
+    spaces. These, and pipelines, whose bubbles a fluid rate ignores, get a steady state too before they are measured.
     """
-    rates = [(layout, _fluid_rate(layout, asked)) for layout in layouts]
-    return [Option(layout, ABOVE * rate, layout.pp == 1) for layout, rate in rates if rate > 0]
+    mixed = all(TRAITS[policy].mixed for policy in asked.search.policies)
+    rates = [(layout, ABOVE * _fluid_rate(layout, asked) if mixed else _ceiling(layout, asked)) for layout in layouts]
+    return [Option(layout, rate, mixed and layout.pp == 1) for layout, rate in rates if rate > 0]
+
+
+def _ceiling(layout: ReplicaLayout, asked: RateQuestion) -> float:
+    ceilings = [space.ceiling for search in searches_of(layout, 1, asked) for space in search.members]
+    return max(ceilings, default=0.0) / layout.setting.workload.output.mean
 
 
 def _fluid_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:

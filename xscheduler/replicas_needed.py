@@ -113,12 +113,12 @@ class Trials:
 
 def _leads(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> list[tuple[OpenSearch, Lead]]:
     """Return the best points of all policies on a number of replicas, the best first."""
-    searches = _searches(layout, min(replicas, FOLLOWED), asked)
+    searches = searches_of(layout, min(replicas, FOLLOWED), asked)
     leads = [(search, lead) for search in searches for lead in search.grid()]
     return sorted(leads, key=lambda one: -one[1].goodput)
 
 
-def _searches(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> list[OpenSearch]:
+def searches_of(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> list[OpenSearch]:
     """Return the searches of the policies, of the spaces without idle devices."""
     setting, search = layout.setting, asked.search
     nodes, per_node = -(-layout.devices // NODE) * replicas, min(layout.devices, NODE)

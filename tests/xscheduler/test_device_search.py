@@ -90,7 +90,7 @@ def test_no_replica_exceeds_its_fluid_rate_by_more_than_the_factor(settings, ask
     assert close >= 8  # the bound is tight where there is no pipeline
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[::3])
 def test_replicas_are_those_of_exhaustive_replays(settings, asked, kind):
     setting = settings[KINDS.index(kind)]
     for option in options_of(replica_layouts(setting, {"tp_degree": 2})[:1], asked):
@@ -100,6 +100,16 @@ def test_replicas_are_those_of_exhaustive_replays(settings, asked, kind):
         assert needed.goodput_seq_s >= asked.rate_seq_s
         meter = Meter(setting.profile, asked.arrivals, asked.bounds)
         assert meter.sustains(needed.schedule, asked.rate_seq_s)
+
+
+def test_other_policies_have_a_bound_that_their_search_does_not_exceed(settings, asked):
+    """RRA prefills and decodes in turns, so that the fluid rate isn't a bound for it."""
+    rra = replace(asked, search=replace(SEARCH, policies=("rra",)), rate_seq_s=20.0)
+    options = options_of([layout for s in settings[1::2] for layout in replica_layouts(s, {"tp_degree": 1})[:1]], rra)
+    (best,), _ = cheapest(options, rra, 1)
+    each = {o.layout: o.most for o in options}[best.layout]
+    assert best.schedule.policy == "rra" and best.goodput_seq_s <= each * best.replicas
+    assert best.replicas >= least(20.0, each)
 
 
 @pytest.fixture(scope="module")
