@@ -115,6 +115,8 @@ def cheapest(
             return len(measured) >= top and asked.order(option.layout, replicas) > sorted(measured)[top - 1]
 
         needed = needed_by(option.layout, option.most, asked, hopeless)
+        if isinstance(needed, int):  # it stays behind the best
+            return replace(option, most=asked.rate_seq_s / needed)
         if needed:
             measured.append(asked.order(option.layout, needed.replicas))
         return replace(option, needed=needed) if needed else None

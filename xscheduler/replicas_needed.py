@@ -25,10 +25,11 @@ def needed_by(
     most: float,
     asked: RateQuestion,
     hopeless: Callable[[int], bool] = lambda replicas: False,
-) -> DevicesNeeded | None:
+) -> DevicesNeeded | int | None:
     """Return the fewest replicas of a layout that sustain the rate.
 
-    Returns None if none of its schedules keeps the bounds, or if it needs a number of replicas that is `hopeless`.
+    Returns None if none of its schedules keeps the bounds, and a number if it needs at least so many, which is
+    `hopeless`.
 
     Args:
         layout: The layout of a replica.
@@ -44,7 +45,7 @@ def needed_by(
     needs, best = max(fewest, int((1 - SMOOTHER) * replicas)), None
     while best is None:
         if hopeless(needs):
-            return None
+            return needs
         best = trials.sustaining(replicas)
         if best is None:
             needs, replicas = replicas + 1, replicas + max(1, replicas // 50)

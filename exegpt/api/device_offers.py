@@ -14,6 +14,9 @@ from xscheduler.rate_sample import arrivals_of
 from xscheduler.replica_layout import DevicesNeeded, RateQuestion, larger_layouts, replica_layouts
 from xscheduler.settings import Setting
 
+TOO_LATE = "no replica on up to 32 devices keeps the bounds"
+"""Why a kind is left out if one replica doesn't serve a single request in time."""
+
 
 @dataclass(frozen=True)
 class DeviceOffers:
@@ -51,10 +54,12 @@ def device_offers(problem: TuneProblem) -> DeviceOffers:
     for setting in settings:
         of_kind = _options(problem, setting, asked)
         if not of_kind:
-            left_out[setting.cluster.device.kind] = "no replica on up to 32 devices keeps the bounds"
+            left_out[setting.cluster.device.kind] = TOO_LATE
         found += of_kind
     with output.progress(f"{len(found)} layouts at {figure_text(rate_seq_s, 6)}/s") as progress:
         needed, rest = cheapest(found, asked, options.top, progress)
+    known = {*(one.layout.kind for one in needed), *(option.layout.kind for option in rest), *left_out}
+    left_out |= {option.layout.kind: TOO_LATE for option in found if option.layout.kind not in known}
     best = _tuned_on(problem, needed[0]) if needed else None
     if best and best.rated.tuned.schedule:
         schedule = best.rated.tuned.schedule

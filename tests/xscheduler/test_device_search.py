@@ -12,7 +12,7 @@ from xscheduler.device_search import ABOVE, cheapest, options_of
 from xscheduler.goodput import Meter, RateBounds
 from xscheduler.open_searches import searches_at
 from xscheduler.rate_sample import Arrivals
-from xscheduler.replica_layout import RateQuestion, ReplicaLayout, larger_layouts, least, replica_layouts
+from xscheduler.replica_layout import DevicesNeeded, RateQuestion, ReplicaLayout, larger_layouts, least, replica_layouts
 from xscheduler.replicas_needed import needed_by
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
@@ -96,7 +96,9 @@ def test_replicas_are_those_of_exhaustive_replays(settings, asked, kind):
     for option in options_of(replica_layouts(setting, {"tp_degree": 2})[:1], asked):
         needed = needed_by(option.layout, option.most, asked)
         expected = exhaustive(option.layout, asked, 12)
-        assert needed and expected and needed.replicas in (expected - 1, expected)  # the search has a finer grid
+        assert (
+            isinstance(needed, DevicesNeeded) and expected and needed.replicas in (expected - 1, expected)
+        )  # the search has a finer grid
         assert needed.goodput_seq_s >= asked.rate_seq_s
         meter = Meter(setting.profile, asked.arrivals, asked.bounds)
         assert meter.sustains(needed.schedule, asked.rate_seq_s)
@@ -117,7 +119,17 @@ def measured(settings, asked):
     """Layouts of two kinds on up to two devices, with the replicas of each."""
     layouts = [layout for s in settings[1::2] for layout in replica_layouts(s, {}) if layout.devices <= 2]
     options = options_of(layouts, asked)
-    return options, [needed for o in options if (needed := needed_by(o.layout, o.most, asked))]
+    needed = [needed_by(o.layout, o.most, asked) for o in options]
+    return options, [one for one in needed if isinstance(one, DevicesNeeded)]
+
+
+def test_too_many_replicas_are_given_up_with_the_number_that_is_needed_at_least(settings, asked):
+    (option,) = options_of(replica_layouts(settings[0], {"tp_degree": 2})[:1], asked)
+    needed = needed_by(option.layout, option.most, asked)
+    assert isinstance(needed, DevicesNeeded)
+    most = needed.replicas - 2
+    least_of_all = needed_by(option.layout, option.most, asked, hopeless=lambda replicas: replicas > most)
+    assert isinstance(least_of_all, int) and most < least_of_all <= needed.replicas
 
 
 @pytest.mark.parametrize("prices", [None, {"A100-80GB": 1.0, "H100-SXM": 2.5}])

@@ -11,7 +11,7 @@ from xscheduler.device_search import options_of
 from xscheduler.goodput import Meter, RateBounds
 from xscheduler.hourly_replicas import REQUESTS_AN_HOUR, hourly_replicas
 from xscheduler.rate_sample import Arrivals
-from xscheduler.replica_layout import RateQuestion, replica_layouts
+from xscheduler.replica_layout import DevicesNeeded, RateQuestion, replica_layouts
 from xscheduler.replicas_needed import needed_by
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
@@ -25,7 +25,7 @@ def test_each_hour_has_the_fewest_replicas_that_sustain_its_rate():
     asked = RateQuestion(60.0, bounds, search, arrivals)
     (option,) = options_of(replica_layouts(setting, {"tp_degree": 2})[:1], asked)
     needed = needed_by(option.layout, option.most, asked)
-    assert needed and needed.replicas >= 4
+    assert isinstance(needed, DevicesNeeded) and needed.replicas >= 4
     meter, rates = Meter(setting.profile, arrivals, bounds), (0.0, 1.0, 9.0, 21.0, 38.0, 60.0, 9.0)
     curve = tuple(LoadHour(float(place), 1.0, rate) for place, rate in enumerate(rates))
     day = hourly_replicas(meter, needed.schedule, needed.goodput_seq_s, curve)
