@@ -22,6 +22,9 @@ from xscheduler.tune import tune, uncollected
 ABOVE = 1.06
 """Factor from a fluid rate to a rate that no replica exceeds."""
 
+LIKELY = 0.85
+"""Usual share of that rate which a replica sustains."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -89,6 +92,13 @@ def _steady_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
     return tuned.estimate.throughput_seq_s if tuned.estimate else 0.0
 
 
+def _likely(options: Sequence[Option], asked: RateQuestion) -> tuple[int, Option] | None:
+    """Return the option without a pipeline that will probably cost least, with its place; None if there is none."""
+    places = [(place, option) for place, option in enumerate(options) if option.steady]
+    fewest = {place: least(asked.rate_seq_s, LIKELY * option.most) for place, option in places}
+    return min(places, key=lambda one: asked.order(one[1].layout, fewest[one[0]]), default=None)
+
+
 def cheapest(
     options: Sequence[Option],
     asked: RateQuestion,
@@ -121,7 +131,7 @@ def cheapest(
             measured.append(asked.order(option.layout, needed.replicas))
         return replace(option, needed=needed) if needed else None
 
-    at_a_time = thread_count()
+    at_a_time, likely = thread_count(), _likely(options, asked)
     with uncollected(), ThreadPoolExecutor(at_a_time) as threads:
         while queue and len(best) < top:
             progress(len(best), top)
@@ -130,6 +140,10 @@ def cheapest(
                 best.append(needed)
                 continue
             taken: list[tuple[int, Option]] = []
+            if likely is not None:  # its measurement lets others be given up early
+                taken, likely = [likely], None
+                queue = [entry for entry in queue if entry[1] != taken[0][0]]
+                heapq.heapify(queue)
             while queue and not queue[0][2].needed and len(taken) < at_a_time:
                 taken.append(heapq.heappop(queue)[1:])
             known = threads.map(known_better, [option for _, option in taken])
