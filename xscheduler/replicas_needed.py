@@ -38,6 +38,9 @@ def needed_by(
         hopeless: Whether this many replicas, and any larger number, are too many to be an answer.
     """
     fewest = least(asked.rate_seq_s, most)
+    useful = next((n for n in range(fewest, 2 * fewest + 8) if hopeless(n + 1)), None)
+    if useful and not _promising(layout, useful, asked):
+        return useful + 1
     trials = Trials.of(layout, fewest, asked)
     if not trials.leads:
         return None
@@ -110,6 +113,13 @@ class Trials:
         """Return the schedule of a point on the followed replicas, and the rate of these."""
         followed = min(replicas, FOLLOWED)
         return replace(lead.schedule, replicas=followed), self.asked.rate_seq_s * followed / replicas
+
+
+def _promising(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> bool:
+    """Return whether any point of the grid almost sustains the rate on these replicas; most points fail quickly."""
+    followed = min(replicas, FOLLOWED)
+    floor = (1 - ALMOST) * asked.rate_seq_s * followed / replicas
+    return any(search.grid(floor) for search in searches_of(layout, followed, asked))
 
 
 def _leads(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> list[tuple[OpenSearch, Lead]]:
