@@ -22,8 +22,8 @@ from xscheduler.tune import tune, uncollected
 ABOVE = 1.06
 """Factor from a fluid rate to a rate that no replica exceeds."""
 
-LIKELY = 0.85
-"""Usual share of that rate which a replica sustains."""
+LIKELY = 0.65
+"""Share of that rate which most replicas sustain; a few sustain less each than many."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ def device_offers(problem: TuneProblem) -> DeviceOffers:
     Writes the best schedule and the report.
     """
     rate_seq_s, left_out = arrival_rates(problem)[0], dict(problem.left_out)
-    settings = [setting for setting in problem.settings if not _unpriced(problem, setting, left_out)]
     first, search, options = problem.settings[0], problem.search, problem.options
     bounds = RateBounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
     asked = RateQuestion(
@@ -48,10 +47,10 @@ def device_offers(problem: TuneProblem) -> DeviceOffers:
         search,
         arrivals_of(first, options.arrivals, options.seed),
         options.prefix_caching,
-        _prices(problem, settings),
+        _prices(problem),
     )
     found: list[Option] = []
-    for setting in settings:
+    for setting in problem.settings:
         of_kind = _options(problem, setting, asked)
         if not of_kind:
             left_out[setting.cluster.device.kind] = TOO_LATE
@@ -69,19 +68,10 @@ def device_offers(problem: TuneProblem) -> DeviceOffers:
     return DeviceOffers(asked, tuple(needed), best, _others(needed, rest), left_out)
 
 
-def _unpriced(problem: TuneProblem, setting: Setting, left_out: dict[str, str]) -> bool:
-    """Return whether the setting's kind has no price though others have; it is then left out by name."""
-    kind = setting.cluster.device.kind
-    if problem.prices is None or device_price(problem.prices, kind) is not None:
-        return False
-    left_out[kind] = "it has no price"
-    return True
-
-
-def _prices(problem: TuneProblem, settings: Sequence[Setting]) -> dict[str, float] | None:
+def _prices(problem: TuneProblem) -> dict[str, float] | None:
     if problem.prices is None:
         return None
-    kinds = [setting.cluster.device.kind for setting in settings]
+    kinds = [setting.cluster.device.kind for setting in problem.settings]
     return {kind: price for kind in kinds if (price := device_price(problem.prices, kind)) is not None}
 
 

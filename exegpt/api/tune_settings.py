@@ -7,6 +7,7 @@ from exegpt.options.values import only_profile
 from xcore.errors import InputError
 from xcore.specs.device_names import device_kind
 from xcore.specs.device_sheets import KINDS
+from xcore.specs.price import Prices, device_price
 from xcore.specs.workload import Workload
 from xscheduler.replica_layout import NODE
 from xscheduler.settings import Setting, find_setting
@@ -59,23 +60,30 @@ def check_devices(options: TuneOptions) -> None:
             raise InputError(f"--devices {options.devices} {what}: {instead}.")
 
 
-def settings_of_kinds(options: TuneOptions, workload: Workload | None) -> tuple[tuple[Setting, ...], dict[str, str]]:
+def settings_of_kinds(
+    options: TuneOptions, workload: Workload | None, prices: Prices | None
+) -> tuple[tuple[Setting, ...], dict[str, str]]:
     """Return the setting on a node of each kind, and why a kind has none.
 
-    The workload is read once. Without --policy, only policies that the engine runs are searched.
+    With prices, a kind without one is left out. The workload is read once. Without --policy, only policies that the
+    engine runs are searched.
     """
     kinds = KINDS if options.devices == ANY else [device_kind(text.strip()).kind for text in _names(options)]
     settings: list[Setting] = []
     left_out: dict[str, str] = {}
     for kind in dict.fromkeys(kinds):
+        if prices is not None and device_price(prices, kind) is None:
+            left_out[kind] = "it has no price"
+            continue
         try:
             read = settings[0].workload if settings else workload
             asked = replace(options, scale_to_context=options.scale_to_context and read is None)
             settings.append(setting_on(asked, f"{NODE}x{kind}", read, one_engine=options.policy is None))
         except InputError as error:
             left_out[kind] = str(error).rstrip(".")
-            if len(left_out) == len(set(kinds)):
-                raise
+    if not settings:
+        why = next((reason for reason in left_out.values() if reason != "it has no price"), None)
+        raise InputError(f"{why or f'--devices {options.devices}: none of these kinds has a price'}.")
     return tuple(settings), left_out
 
 

@@ -150,7 +150,7 @@ def read_problem(
     check_devices(options)
     left_out: dict[str, str] = {}
     if options.devices:
-        settings, left_out = settings_of_kinds(options, workload)
+        settings, left_out = settings_of_kinds(options, workload, prices)
         search = replace(search, policies=_policies_of_engine(options, settings[0], search.policies))
     else:
         settings = tuple(setting_on(options, cluster, workload) for cluster in clusters)

@@ -91,3 +91,8 @@ def test_no_kind_keeps_the_bound(exegpt):
 )
 def test_what_devices_do_not_go_with_is_refused(exegpt, more, said):
     check_refused(exegpt(*ASKED, *more), said)
+
+
+def test_kinds_without_any_price_are_refused(exegpt, prices):
+    done = exegpt(*ASKED, "--rate", "1/s", "--devices", "L4,T4", "--price", prices)
+    check_refused(done, "--devices L4,T4: none of these kinds has a price")
