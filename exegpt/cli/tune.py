@@ -34,11 +34,13 @@ def tune(options: TuneOptions) -> int:
     Example: exegpt tune --ttft 1s --rate 5/s --workload trace.jsonl --admission grow --prefix-caching
     """
     from exegpt.api.tuning import read_problem
-    from exegpt.cli import bounded, device_answer, rated
+    from exegpt.cli import bounded, rated
     from xrunner.threads import set_threads
 
     set_threads(options.threads)
     problem = read_problem(options)
     if options.devices:
+        from exegpt.cli import device_answer
+
         return device_answer.answer(problem)
     return rated.answer(problem) if problem.open_system else bounded.answer(problem)
