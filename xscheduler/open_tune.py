@@ -1,35 +1,34 @@
 """Tune for requests that arrive over time: find the schedule with the highest goodput, over all policies."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import parent_process
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from xcore.batching.admission import Admission
 from xcore.errors import InputError
 from xcore.quantity import figure_text, percent_text
 from xcore.specs.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.deployment import Deployment
 from xcore.specs.estimate import Estimate
-from xcore.specs.model import ModelSpec, usual_kv_dtype
+from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xcore.specs.workload import Workload
-from xcore.usable_cpus import usable_cpus
 from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Goodput, Meter, RateBounds
 from xscheduler.open_search import COUNTS, Lead, OpenSearch
+from xscheduler.open_searches import SearchedAt, problem_at, searches_at, thread_count
 from xscheduler.rate_sample import REQUESTS, WARM_UP, Arrivals
 from xscheduler.search import Method, Search
-from xscheduler.search_problem import Limits, SearchProblem
+from xscheduler.search_problem import SearchProblem
 from xscheduler.spaces import POLICIES, spaces, twin
 from xscheduler.ties import preferred
-from xscheduler.tune import by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
+from xscheduler.tune import check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
-from xsimulator.cost.cost_model import CostModel
-from xsimulator.steady.load import Load
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 
@@ -91,76 +90,93 @@ def tune_at(
     bounds: RateBounds,
     rate: float | None,
     *,
-    bound: BoundMeaning = ALL_REQUESTS,
-    policies: tuple[str, ...] = POLICIES,
     method: Method = "bnb",
-    kv_dtype: str | None = None,
-    fixed: dict[str, int] | None = None,
-    own: Deployment | None = None,
-    admission: tuple[Admission, ...] = ("reserve",),
-    prefix_caching: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    **options: "Unpack[SearchedAt]",
 ) -> Rated:
     """Return the schedule with the highest goodput within the bounds, and its figures at `rate` requests/s.
 
-    `rate` None means `USUAL_LOAD` of that goodput. `own` is this project's engine, for the policies that the profile's
-    engine doesn't run. `admission` holds the admission rules to search. With `prefix_caching`, prompts share prefixes
-    as in the arrivals. Raises InputError for a method without support for open systems: `optuna`, and `exhaustive` on
-    more than `MOST_EXHAUSTIVE` schedules.
+    `rate` None means `USUAL_LOAD` of that goodput. The options are those of `searches_at`. Raises InputError for a
+    method without support for open systems: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
     """
-    check_asked(policies, fixed or {}, admission)
+    where = (model, Deployment(cluster, profile), workload, arrivals, bounds)
+    return tune_at_rates(*where, (rate,), method, progress, **options)[0]
+
+
+def tune_at_rates(
+    model: ModelSpec,
+    on: Deployment,
+    workload: Workload,
+    arrivals: Arrivals,
+    bounds: RateBounds,
+    rates: Sequence[float | None],
+    method: Method = "bnb",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    **options: "Unpack[SearchedAt]",
+) -> list[Rated]:
+    """Return what `tune_at` returns at each of several rates, from one search."""
     started = time.perf_counter()
-    computed = arrivals.computed(workload) if prefix_caching else workload
-    caching = workload if prefix_caching else None
-
-    def asked(on: Deployment) -> SearchProblem:
-        return _problem(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
-
-    on_engines = by_policy(policies, Deployment(cluster, profile), own, asked)
-    problem = on_engines[policies[0]]
     with uncollected():
-        spaces_of = {policy: spaces(policy, asked) for policy, asked in on_engines.items()}
-        _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
-        searches = {
-            policy: OpenSearch(
-                asked, spaces_of[policy], Meter(asked.cost_model.profile, arrivals, bounds), caching, _threads()
-            )
-            for policy, asked in on_engines.items()
-        }
-        twins = _twins(on_engines)
+        searches = searches_at(model, on, workload, arrivals, bounds, **options)
+        members = [space for search in searches.values() for space in search.members]
+        _check_method(method, sum(space.size for space in members))
+        twins = _twins({policy: search.problem for policy, search in searches.items()})
         searched = {policy: search for policy, search in searches.items() if policy not in twins}
         if method == "bnb":
-            sustained = _raced(searched, progress, profile=profile)
+            sustained = _raced(searched, progress, profile=on.profile)
         else:
             sustained = {policy: best for policy, search in searched.items() if (best := _exhausted(search))}
         sustained = _with_twins(sustained, twins, searches)
-        lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], problem.limits)
-    goodputs = {policy: best.goodput_seq_s for policy, best in sustained.items()}
-    at_rate = USUAL_LOAD * max(goodputs.values(), default=0.0) if rate is None else rate
-    highest = _highest(searches, goodputs, profile)
-    counts = {policy: _count(goodput, highest[policy]) for policy, goodput in goodputs.items()}
-    alternatives = tuple(
-        _together(
-            lambda policy: _alternative(
-                searches[policy], sustained.get(policy), at_rate, counts.get(policy, 0), policy
-            ),
-            policies,
+        lowest = lowest_latency_of(members, next(iter(searches.values())).problem.limits)
+    found = Searched(searches, sustained, on.profile, method, None if lowest == float("inf") else lowest)
+    return [found.at(rate, started) for rate in rates]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The best schedule of every policy within the bounds, at any rate."""
+
+    searches: dict[str, OpenSearch]
+    sustained: dict[str, Sustained]
+    profile: Profile
+    """The profile of the engine that was asked for."""
+    method: Method
+    lowest_latency_s: float | None
+
+    def at(self, rate: float | None, started: float) -> Rated:
+        """Return the figures of all policies at a rate, after a search that `started` then."""
+        searches, sustained = self.searches, self.sustained
+        goodputs = {policy: best.goodput_seq_s for policy, best in sustained.items()}
+        at_rate = USUAL_LOAD * max(goodputs.values(), default=0.0) if rate is None else rate
+        highest = _highest(searches, goodputs, self.profile)
+        counts = {policy: _count(goodput, highest[policy]) for policy, goodput in goodputs.items()}
+
+        def alternative(policy: str) -> Alternative:
+            return _alternative(searches[policy], sustained.get(policy), at_rate, counts.get(policy, 0), policy)
+
+        alternatives = tuple(_together(alternative, searches))
+        winner = preferred(
+            (a for a in alternatives if a.estimate),
+            lambda a: sustained[a.policy].goodput_seq_s,
+            lambda a: a.policy,
         )
-    )
-    winner = preferred(
-        (a for a in alternatives if a.estimate),
-        lambda a: sustained[a.policy].goodput_seq_s,
-        lambda a: a.policy,
-    )
-    tuned = Tuned(
-        winner.schedule if winner else None,
-        winner.estimate if winner else None,
-        alternatives,
-        _cost(searches.values(), method, time.perf_counter() - started),
-        lowest if lowest < float("inf") else None,
-        (*_assumptions(bounds, bound, arrivals, at_rate, winner), *_cache_assumptions(problem, caching, arrivals)),
-    )
-    return Rated(tuned, at_rate, sustained)
+        tuned = Tuned(
+            winner.schedule if winner else None,
+            winner.estimate if winner else None,
+            alternatives,
+            _cost(searches.values(), self.method, time.perf_counter() - started),
+            self.lowest_latency_s,
+            self._assumptions(at_rate, winner),
+        )
+        return Rated(tuned, at_rate, sustained)
+
+    def _assumptions(self, rate: float, winner: Alternative | None) -> tuple[str, ...]:
+        first = next(iter(self.searches.values()))
+        meter, problem = first.meter, first.problem
+        return (
+            *_assumptions(meter.bounds, problem.bound, meter.arrivals, rate, winner),
+            *_cache_assumptions(problem, first.caching, meter.arrivals),
+        )
 
 
 def sustained_by(
@@ -181,10 +197,12 @@ def sustained_by(
     `floor` is a rate in requests/s that something else is known to sustain. Policies far below it are left out.
     """
     check_asked(policies, {})
-    problem = _problem(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
+    problem = problem_at(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
     with uncollected():
         searches = {
-            policy: OpenSearch(problem, spaces(policy, problem), Meter(profile, arrivals, bounds), threads=_threads())
+            policy: OpenSearch(
+                problem, spaces(policy, problem), Meter(profile, arrivals, bounds), threads=thread_count()
+            )
             for policy in policies
         }
         twins = _twins(dict.fromkeys(policies, problem))
@@ -210,23 +228,6 @@ def _with_twins(
     return {policy: found for policy in policies if (found := of(policy))}
 
 
-def _problem(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: Workload,
-    profile: Profile,
-    bounds: RateBounds,
-    bound: BoundMeaning,
-    kv_dtype: str | None,
-    fixed: dict[str, int] | None,
-    admission: tuple[Admission, ...] = ("reserve",),
-) -> SearchProblem:
-    kept = kv_dtype or usual_kv_dtype(profile.dtype)
-    cost_model = CostModel(model, cluster, profile, kept, watched=False, tokens=workload.mean_tokens)
-    load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
-    return SearchProblem(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
-
-
 def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Search:
     each = [(search.points, search.size, search.meter.replays) for search in searches]
     points, size, replays = (sum(counts) for counts in zip(*each, strict=True))
@@ -238,13 +239,8 @@ def _together(work: Callable[[str], T], policies: Iterable[str]) -> Iterator[T]:
 
     Replays run without Python's lock.
     """
-    with ThreadPoolExecutor(_threads()) as threads:
+    with ThreadPoolExecutor(thread_count()) as threads:
         yield from threads.map(work, policies)
-
-
-def _threads() -> int:
-    """Return one thread per CPU, or a single thread in a child process, whose siblings use the other CPUs."""
-    return 1 if parent_process() else usable_cpus()
 
 
 def _count(goodput: float, highest: float) -> int:
@@ -260,13 +256,6 @@ def _check_method(method: Method, size: int) -> None:
             f"An exhaustive search at an arrival rate would replay {size:,} schedules, more than "
             f"{MOST_EXHAUSTIVE:,}: choose one policy with --policy, or use bnb."
         )
-
-
-def _slowest(bounds: RateBounds, workload: Workload) -> float | None:
-    """Return the latency in seconds that no request of the bound's length may exceed, by any of the bounds."""
-    tokens = bounds.ttft_s, bounds.tpot_s
-    both = None if tokens[0] is None or tokens[1] is None else tokens[0] + (workload.p99_output - 1) * tokens[1]
-    return min((s for s in (bounds.latency_s, both) if s is not None), default=None)
 
 
 def _raced(

@@ -6,31 +6,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.api.reports import write_search_report
+from exegpt.api.tune_settings import check_devices, exported_engine, setting_on, settings_of_kinds
 from exegpt.options.tune import TuneOptions
-from exegpt.options.values import only_profile, profile_files
+from exegpt.options.values import profile_files
 from xcore import document
 from xcore.choices import bound_meaning, check_choice, check_columns, check_prefix_caching, with_prefixes
 from xcore.console import output
 from xcore.duration import parse_duration
 from xcore.errors import InputError
 from xcore.files import check_distinct, check_output
-from xcore.policies import TRAITS
+from xcore.policies import TRAITS, runs
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
+from xcore.specs.deployment import Deployment
 from xcore.specs.engine_spec import engine_of
-from xcore.specs.price import Prices, price_per_hour, read_prices
+from xcore.specs.load_curve import LoadHour, read_load_curve
+from xcore.specs.price import Prices, TokenPrice, price_per_hour, read_prices, token_price
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
 from xscheduler.engine_settings import resident
-from xscheduler.export import ENGINES, FORMS, Export, Target
+from xscheduler.export import FORMS, Export, Target
 from xscheduler.policy_names import policy_names
 from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
-from xscheduler.settings import Setting, find_setting
+from xscheduler.settings import Setting
 
 if TYPE_CHECKING:
     from xcore.batching.admission import Admission
+    from xscheduler.goodput import RateBounds
+    from xscheduler.hourly_replicas import HourlyReplicas
     from xscheduler.open_tune import Rated
     from xscheduler.rate_sample import Arrivals
     from xscheduler.search import Method
@@ -53,16 +58,20 @@ class TuneProblem:
     bounds_s: tuple[float | None, ...]
     search: SearchOptions
     options: TuneOptions = field(default_factory=TuneOptions)
-    rate_seq_s: float | None = None
-    """The arrival rate; None with pattern `trace`: the trace's own."""
+    rates_seq_s: tuple[float, ...] = ()
+    """The arrival rates; empty with pattern `trace`: the trace's own."""
+    curve: tuple[LoadHour, ...] = ()
+    """The rates of a day, of which the highest is the arrival rate."""
     prices: Prices | None = None
     target: Target | None = None
     """The engine whose launch command is also printed."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """With --devices: why a kind has no setting."""
 
     @property
     def open_system(self) -> bool:
         """Whether requests arrive over time."""
-        return self.rate_seq_s is not None or self.options.arrivals == "trace"
+        return bool(self.rates_seq_s) or self.options.arrivals == "trace"
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,14 @@ class BoundedAnswer:
     tuned: "Tuned"
     advice: tuple[str, ...]
     export: Export | None = None
+    price_hour: float | None = None
+    """The price of the cluster for an hour; None without prices."""
+
+    def token_price(self, setting: Setting) -> TokenPrice | None:
+        """Return the price of a million tokens at full throughput; None without prices or without a schedule."""
+        if self.price_hour is None or self.tuned.estimate is None:
+            return None
+        return token_price(self.price_hour, self.tuned.estimate.throughput_seq_s, setting.workload)
 
 
 @dataclass(frozen=True)
@@ -90,12 +107,11 @@ class ClusterOffer:
         return self.rated.tuned.schedule is not None
 
     @property
-    def price_million(self) -> float | None:
-        """The price of a million output tokens at the rate."""
+    def token_price(self) -> TokenPrice | None:
+        """The price of a million tokens at the rate; None without prices or without a schedule."""
         if self.price_hour is None or not self.feasible:
             return None
-        tokens_hour = 3600 * self.rated.rate_seq_s * self.setting.workload.output.mean
-        return 1e6 * self.price_hour / tokens_hour
+        return token_price(self.price_hour, self.rated.rate_seq_s, self.setting.workload)
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -117,8 +133,10 @@ def read_problem(
     check_output(options.out)
     check_output(options.report)
     check_output(options.export_out)
-    clusters = [part.strip() for part in options.cluster.split(",")] if options.cluster else [None]
-    inputs = (options.workload, *profile_files(options.profile), options.price, *clusters)
+    clusters: list[str | None] = [None]
+    if options.cluster:
+        clusters = [part.strip() for part in options.cluster.split(",")]
+    inputs = (options.workload, *profile_files(options.profile), options.price, options.load_curve, *clusters)
     check_distinct((options.out, options.report, options.export_out), inputs)
     if options.latency_bound is None and options.ttft is None and options.tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
@@ -128,39 +146,38 @@ def read_problem(
     if workload is None:
         check_columns(options.columns, options.workload, scale=options.scale_to_context)
     prices = read_prices(options.price) if options.price else None
-    _check_combination(len(bounds_s), len(clusters), options.open_system, prices is not None)
-    settings = tuple(_setting(options, cluster, workload) for cluster in clusters)
+    if len(clusters) > 1 and not options.open_system:
+        raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
+    check_devices(options)
+    left_out: dict[str, str] = {}
+    if options.devices:
+        settings, left_out = settings_of_kinds(options, workload, prices)
+        search = replace(search, policies=_policies_of_engine(options, settings[0], search.policies))
+    else:
+        settings = tuple(setting_on(options, cluster, workload) for cluster in clusters)
     target = _target(options, settings[0], search.policies)
-    rate_seq_s = parse_rate(options.rate) if options.rate else None
-    return TuneProblem(settings, bounds_s, search, options, rate_seq_s, prices, target)
+    curve = _load_curve(options, len(bounds_s))
+    rates_seq_s = tuple(parse_rate(part) for part in options.rate.split(",")) if options.rate else ()
+    if curve:
+        rates_seq_s = (max(hour.rate_seq_s for hour in curve),)
+    return TuneProblem(settings, bounds_s, search, options, rates_seq_s, curve, prices, target, left_out)
 
 
-def _setting(options: TuneOptions, cluster: str | None, workload: Workload | None) -> Setting:
-    """Return the setting on one of the clusters; an export's engine makes the predictions of a roofline."""
-    profile = only_profile(options.profile)
-    exported = _exported_engine(options) if profile in (None, "roofline") else None
-    return find_setting(
-        options.model,
-        cluster,
-        workload or options.workload,
-        profile,
-        dtype=options.dtype,
-        kv_dtype=options.kv_dtype,
-        memory_fraction=options.memory_fraction,
-        expert_parallel=options.expert_parallel,
-        attention_dp=options.attention_dp,
-        columns=options.columns,
-        scale_to_context=options.scale_to_context,
-        rate=options.rate,
-        device=options.device,
-        engine=options.engine or exported,
-        front_end=options.front_end,
-    )
+def _load_curve(options: TuneOptions, bounds: int) -> tuple[LoadHour, ...]:
+    """Return the rates of a day; InputError for a bad file, or with a rate or several bounds."""
+    if options.load_curve is None:
+        return ()
+    if options.rate:
+        raise InputError(f"--load-curve has the rates: leave --rate {options.rate} out.")
+    if bounds > 1:
+        raise InputError("--load-curve needs a single latency bound: pass one.")
+    return read_load_curve(options.load_curve)
 
 
-def _exported_engine(options: TuneOptions) -> str | None:
-    """Return the engine whose launch command the user wants; InputError for an unknown one."""
-    return None if options.export is None else check_choice(options.export.lower(), ENGINES, "--export")
+def _policies_of_engine(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the policies that the engine runs, unless the user names some."""
+    engine = engine_of(setting.profile).name
+    return policies if options.policy else tuple(policy for policy in policies if runs(engine, policy))
 
 
 def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOptions:
@@ -185,7 +202,7 @@ def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOption
 
 def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> Target | None:
     """Return the target of an export; InputError if the engine is unknown or can't run the model."""
-    engine = _exported_engine(options)
+    engine = exported_engine(options)
     if engine is None:
         if options.export_as or options.export_out:
             name = "--export-as" if options.export_as else "--export-out"
@@ -197,19 +214,11 @@ def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -
     return target
 
 
-def _check_combination(bounds: int, clusters: int, open_system: bool, priced: bool) -> None:
-    """Raise InputError for options that can't be combined."""
-    if clusters > 1 and not open_system:
-        raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
-    if priced and not open_system:
-        raise InputError("Prices are compared at an arrival rate: add --rate, like --rate 5/s.")
-    if open_system and bounds > 1:
-        raise InputError("An arrival rate needs a single latency bound: pass one, or leave --rate out.")
-
-
 def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     """Return the answer under each bound if requests always wait; write the last schedule found, and the report."""
     setting, bounds_s, search = problem.settings[0], problem.bounds_s, problem.search
+    if problem.prices:
+        price_per_hour(problem.prices, setting.cluster)  # report a missing price before the work
     with output.progress("searching policies") as progress:
         tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
     advice = (
@@ -239,7 +248,8 @@ def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice
         running, _ = resident(followed, setting.profile)
         export = problem.target.export(followed, xsimulator.estimate(running, setting.profile))
     texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
-    return BoundedAnswer(bound_s, tuned, texts, export)
+    price_hour = price_per_hour(problem.prices, setting.cluster) if problem.prices else None
+    return BoundedAnswer(bound_s, tuned, texts, export, price_hour)
 
 
 def written(problem: TuneProblem, tuned: "Tuned") -> Schedule | None:
@@ -247,10 +257,24 @@ def written(problem: TuneProblem, tuned: "Tuned") -> Schedule | None:
     return tuned.best_on_engine.schedule if problem.options.engine and tuned.best_on_engine else tuned.schedule
 
 
-def tune_rate(problem: TuneProblem) -> list[ClusterOffer]:
-    """Return each cluster's best answer at the rate within the bound, the best offer first.
+@dataclass(frozen=True)
+class RateAnswer:
+    """The answers under one bound in seconds (None: unbounded) at one rate, the best cluster first."""
 
-    Writes the best offer's schedule and the report.
+    bound_s: float | None
+    rate_seq_s: float
+    offers: list[ClusterOffer]
+
+
+def tune_rate(problem: TuneProblem) -> list[ClusterOffer]:
+    """Return each cluster's best answer at the first rate within the first bound, the best offer first."""
+    return tune_rates(problem)[0].offers
+
+
+def tune_rates(problem: TuneProblem) -> list[RateAnswer]:
+    """Return the answers under each bound, at each rate; write the last schedule found, and the report.
+
+    All rates share a search, and all searches the requests.
     """
     from xscheduler.goodput import RateBounds
 
@@ -262,23 +286,35 @@ def tune_rate(problem: TuneProblem) -> list[ClusterOffer]:
             check_prefix_caching(None, setting.model)
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # report a missing price before the work
-    rate_seq_s = problem.rate_seq_s or _trace_rate(problem.settings[0].workload)
-    bounds = RateBounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
+    rates = arrival_rates(problem)
     asked = [
         (setting, arrivals_of(setting, problem.options.arrivals, problem.options.seed)) for setting in problem.settings
     ]
-    offers = []
-    for (setting, arrivals), rated in zip(asked, _rated(asked, bounds, rate_seq_s, problem), strict=True):
-        price = None if prices is None else price_per_hour(prices, setting.cluster)
-        on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
-        rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
-        export = _exported_at(problem, setting, on_engine, arrivals, bounds, rate_seq_s)
-        offers.append(ClusterOffer(setting, rated, price, export))
-    offers.sort(key=lambda offer: offer.order)
-    best = offers[0].rated.tuned
-    _write_export(problem, offers[0].export)
-    _write(problem, offers[0].setting, written(problem, best), [best])
-    return offers
+    bounds = [RateBounds(bound_s, search.ttft_s, search.tpot_s) for bound_s in problem.bounds_s]
+    answers = []
+    for within, on_clusters in zip(bounds, _rated(asked, bounds, rates, problem), strict=True):
+        for place, rate_seq_s in enumerate(rates):
+            offers = [
+                _offer(problem, setting, arrivals, within, at_rates[place])
+                for (setting, arrivals), at_rates in zip(asked, on_clusters, strict=True)
+            ]
+            answers.append(RateAnswer(within.latency_s, rate_seq_s, sorted(offers, key=lambda offer: offer.order)))
+    bests = [answer.offers[0] for answer in answers]
+    last = next((best for best in reversed(bests) if best.feasible), bests[-1])
+    _write_export(problem, last.export)
+    _write(problem, last.setting, written(problem, last.rated.tuned), [last.rated.tuned])
+    return answers
+
+
+def _offer(
+    problem: TuneProblem, setting: Setting, arrivals: "Arrivals", bounds: "RateBounds", rated: "Rated"
+) -> ClusterOffer:
+    """Return a cluster's answer with its price, and with the export to the target engine."""
+    price = None if problem.prices is None else price_per_hour(problem.prices, setting.cluster)
+    on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
+    rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
+    export = _exported_at(problem, setting, on_engine, arrivals, bounds, rated.rate_seq_s)
+    return ClusterOffer(setting, rated, price, export)
 
 
 def _exported_at(
@@ -286,7 +322,7 @@ def _exported_at(
     setting: Setting,
     on_engine: "Alternative | None",
     arrivals: "Arrivals",
-    bounds: Any,
+    bounds: "RateBounds",
     rate_seq_s: float,
 ) -> Export | None:
     """Return the target's launch command, and a replay of the target's schedule at the rate."""
@@ -325,67 +361,90 @@ def _write_export(problem: TuneProblem, export: Export | None) -> None:
         document.write_text(problem.options.export_out, f"{export.text.rstrip()}\n")
 
 
-def _trace_rate(workload: Workload) -> float:
-    """Return the requests per second in the trace."""
+def arrival_rates(problem: TuneProblem) -> tuple[float, ...]:
+    """Return the requests/s of the problem, or of its trace."""
+    workload = problem.settings[0].workload
+    if problem.rates_seq_s:
+        return problem.rates_seq_s
     if workload.arrival_rate is None:
         raise InputError(
             f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or a rate with --rate."
         )
-    return workload.arrival_rate
+    return (workload.arrival_rate,)
 
 
 def _rated(
-    asked: "list[tuple[Setting, Arrivals]]", bounds: Any, rate_seq_s: float, problem: TuneProblem
-) -> "list[Rated]":
-    """Return the best answer on each cluster.
+    asked: "list[tuple[Setting, Arrivals]]",
+    bounds: "list[RateBounds]",
+    rates: tuple[float, ...],
+    problem: TuneProblem,
+) -> "list[list[list[Rated]]]":
+    """Return the best answers: for all bounds, for all clusters, one at each rate.
 
-    Many clusters are searched in several processes, those with the most devices first.
+    Many searches run in several processes, those with the most devices first.
     """
-    how = bounds, rate_seq_s, problem.search, problem.options.prefix_caching
-    at = f"at {figure_text(rate_seq_s, 6)}/s"
-    if len(asked) < WORTH:
-        rated = []
-        for setting, arrivals in asked:
+    how = rates, problem.search, problem.options.prefix_caching
+    searches = [(setting, arrivals, within) for within in bounds for setting, arrivals in asked]
+    at = f"at {', '.join(f'{figure_text(rate, 6)}/s' for rate in rates)}"
+    if len(searches) < WORTH:
+        answers = []
+        for setting, arrivals, within in searches:
             with output.progress(f"{setting.cluster.name} {at}") as progress:
-                rated.append(_tuned_at(setting, arrivals, *how, progress=progress))
-        return rated
-    order = sorted(range(len(asked)), key=lambda place: -asked[place][0].cluster.devices)
-    with Processes() as processes, output.progress(f"{len(asked)} clusters {at}") as progress:
-        answers = processes.each(_tuned_at, [(*asked[place], *how) for place in order], progress)
-    by_place = dict(zip(order, answers, strict=True))
-    return [by_place[place] for place in range(len(asked))]
+                answers.append(_tuned_at(setting, arrivals, within, *how, progress=progress))
+    else:
+        order = sorted(range(len(searches)), key=lambda place: -searches[place][0].cluster.devices)
+        with Processes() as processes, output.progress(f"{len(searches)} searches {at}") as progress:
+            ordered = processes.each(_tuned_at, [(*searches[place], *how) for place in order], progress)
+        by_place = dict(zip(order, ordered, strict=True))
+        answers = [by_place[place] for place in range(len(searches))]
+    return [answers[first : first + len(asked)] for first in range(0, len(answers), len(asked))]
 
 
 def _tuned_at(
     setting: Setting,
     arrivals: "Arrivals",
-    bounds: Any,
-    rate_seq_s: float,
+    bounds: "RateBounds",
+    rates: tuple[float, ...],
     search: SearchOptions,
     prefix_caching: bool,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> "Rated":
-    """Return the best answer on one cluster."""
-    from xscheduler.open_tune import tune_at
+) -> "list[Rated]":
+    """Return the best answers on one cluster, one at each rate."""
+    from xscheduler.open_tune import tune_at_rates
 
-    return tune_at(
+    return tune_at_rates(
         setting.model,
-        setting.cluster,
+        Deployment(setting.cluster, setting.profile),
         setting.workload,
-        setting.profile,
         arrivals,
         bounds,
-        rate_seq_s,
+        rates,
+        search.method,
+        progress,
         bound=search.bound,
         policies=search.policies,
-        method=search.method,
         kv_dtype=setting.kv_dtype,
         fixed=search.fixed,
         own=setting.own,
         admission=search.admission,
         prefix_caching=prefix_caching,
-        progress=progress,
     )
+
+
+def hours_of(problem: TuneProblem, offer: ClusterOffer) -> "HourlyReplicas | None":
+    """Return the replicas of an offer's schedule in each hour; None without a load curve or a schedule."""
+    from xscheduler.goodput import Meter, RateBounds
+    from xscheduler.hourly_replicas import hourly_replicas
+
+    schedule, search = offer.rated.tuned.schedule, problem.search
+    if schedule is None or not problem.curve:
+        return None
+    arrivals = arrivals_of(offer.setting, problem.options.arrivals, problem.options.seed)
+    bounds = RateBounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
+    meter = Meter(offer.setting.on(schedule.policy).profile, arrivals, bounds)
+    goodput_seq_s = offer.rated.sustained[schedule.policy].goodput_seq_s
+    with output.progress("replicas by the hour") as progress:
+        return hourly_replicas(meter, schedule, goodput_seq_s, problem.curve, progress)
 
 
 def headroom(rated: "Rated") -> list[str]:

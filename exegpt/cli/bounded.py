@@ -17,10 +17,12 @@ from exegpt.cli.answer import (
     print_search,
     whose,
 )
+from exegpt.cli.prices import NO_TOKEN_PRICE, print_price
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text
 from xcore.duration import format_duration
 from xscheduler.setting_search import infeasible_text, ranked, reasons
+from xscheduler.settings import Setting
 
 
 def answer(problem: TuneProblem) -> int:
@@ -37,12 +39,22 @@ def answer(problem: TuneProblem) -> int:
 def _emit(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     setting = problem.settings[0]
     documents = [
-        answer_document(answer.tuned, setting, problem.target, answer.export) | {"advice": answer.advice}
+        answer_document(answer.tuned, setting, problem.target, answer.export)
+        | {"advice": answer.advice, "latency_bound_s": answer.bound_s}
+        | _prices(answer, setting)
         for answer in answers
     ]
     if len(documents) == 1:
         return output.emit(documents[0])
     output.emit({"frontier": documents, "provenance": output.provenance(setting.profile)})
+
+
+def _prices(answer: BoundedAnswer, setting: Setting) -> dict[str, float | None]:
+    """Return the prices of an answer in JSON; no keys without prices."""
+    if answer.price_hour is None:
+        return {}
+    price = answer.token_price(setting)
+    return {"price_per_hour": answer.price_hour, **(price.document if price else NO_TOKEN_PRICE)}
 
 
 def _print(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
@@ -58,6 +70,9 @@ def _print(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
         if answer.advice:
             under = f" under {format_duration(answer.bound_s)}" if len(answers) > 1 else ""
             output.listed(f"Advice{under}:", answer.advice)
+    for answer in answers:
+        under = f" under {format_duration(answer.bound_s)}" if len(answers) > 1 else ""
+        print_price(answer.price_hour, answer.token_price(problem.settings[0]), under)
     print_search(*tuned)
     if len(answers) > 1:
         print()

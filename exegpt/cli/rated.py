@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from exegpt.api.tuning import ClusterOffer, TuneProblem, headroom, tune_rate
+from exegpt.api.tuning import ClusterOffer, RateAnswer, TuneProblem, headroom, tune_rates
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
+from exegpt.cli.load_day import curve_document, print_curve
+from exegpt.cli.prices import NO_TOKEN_PRICE, TOKEN_PRICES, print_price, token_prices
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text, variables_text
 from xcore.duration import format_duration
@@ -21,13 +23,30 @@ if TYPE_CHECKING:
 
 
 def answer(problem: TuneProblem) -> int:
-    """Search each cluster for schedules that sustain the rate within the bound, and print; return the exit code."""
-    offers = tune_rate(problem)
+    """Search each cluster for schedules that sustain the rates within the bounds, and print; return the exit code."""
+    answers = tune_rates(problem)
     if problem.options.json:
-        output.emit(offers_document(offers, problem.target, problem.options.seed))
+        documents = [rate_document(answer, problem) for answer in answers]
+        documents[0] |= curve_document(problem, answers[0].offers[0])
+        output.emit(documents[0] if len(documents) == 1 else frontier_document(documents, problem))
+    elif len(answers) == 1:
+        print_offers(answers[0].offers, problem)
+        print_curve(problem, answers[0].offers[0])
     else:
-        print_offers(offers, problem)
-    return 0 if offers[0].feasible else INFEASIBLE
+        _print_frontier(answers, problem)
+    return 0 if any(answer.offers[0].feasible for answer in answers) else INFEASIBLE
+
+
+def rate_document(answer: RateAnswer, problem: TuneProblem) -> dict[str, Any]:
+    """Return the object that `tune --rate --json` prints for one bound and one rate."""
+    bound = {"latency_bound_s": answer.bound_s}
+    return offers_document(answer.offers, problem.target, problem.options.seed) | bound
+
+
+def frontier_document(documents: list[dict[str, Any]], problem: TuneProblem) -> dict[str, Any]:
+    """Return the object for several bounds or rates."""
+    setting, seed = problem.settings[0], problem.options.seed
+    return {"frontier": documents, "provenance": output.provenance(setting.profile, seed)}
 
 
 def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dict[str, Any]:
@@ -49,7 +68,7 @@ def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dic
         "highest_rate_seq_s": rated.highest_rate_seq_s,
         "cluster": offer.setting.cluster.name,
         "price_per_hour": offer.price_hour,
-        "price_per_million_output_tokens": offer.price_million,
+        **(offer.token_price.document if offer.token_price else NO_TOKEN_PRICE),
     }
 
 
@@ -95,6 +114,7 @@ def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
         )
         output.listed(f"Best{at}: {schedule_text(schedule)}", reasons(sustained))
         output.listed("Advice:", headroom(rated))
+        print_price(best.price_hour, best.token_price)
         if problem.target:
             print_export(problem.target, best.export, bounded_times(problem.search))
     print_search(rated.tuned)
@@ -103,13 +123,38 @@ def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
     print_best(rated.tuned, setting)
 
 
+def _print_frontier(answers: list[RateAnswer], problem: TuneProblem) -> None:
+    """Print a row with the best schedule on the best cluster for each bound and rate."""
+    offers = [offer for answer in answers for offer in answer.offers]
+    output.notes(a for offer in offers for a in (*offer.setting.assumptions, *offer.rated.tuned.assumptions))
+    priced, setting = problem.prices is not None, problem.settings[0]
+    prices = ["price/h", *TOKEN_PRICES] if priced else []
+    rows = []
+    for answer in answers:
+        best = answer.offers[0]
+        rate = f"{figure_text(answer.rate_seq_s, 6)}/s"
+        rows.append([format_duration(answer.bound_s), rate, *_offer_row(best, priced)])
+    columns = ["bound", "rate", "cluster", *prices, "goodput/s", "latency", "schedule"]
+    title = f"{setting.model.name}, {setting.workload.name}, the best schedule under each bound at each rate"
+    output.table(columns, rows, title)
+    for answer in answers:
+        if problem.target and answer.offers[0].feasible:
+            print(f"Under {format_duration(answer.bound_s)} at {figure_text(answer.rate_seq_s, 6)}/s:")
+            print_export(problem.target, answer.offers[0].export, bounded_times(problem.search))
+    met = [answer for answer in answers if answer.offers[0].feasible]
+    if problem.options.out and met:
+        last = met[-1]
+        at = f" under {format_duration(last.bound_s)} at {figure_text(last.rate_seq_s, 6)}/s"
+        print(f"Schedule{at} written to {problem.options.out}{whose(problem, last.offers[0].rated.tuned)}.")
+
+
 def _print_clusters(offers: list[ClusterOffer]) -> None:
     priced = offers[0].price_hour is not None
     if not priced:
         output.note(
             "· without prices, clusters are ranked by their number of devices; --price FILE ranks them by price"
         )
-    columns = ["cluster", *(["price/h", "price/M tokens"] if priced else []), "goodput/s", "latency", "schedule"]
+    columns = ["cluster", *(["price/h", *TOKEN_PRICES] if priced else []), "goodput/s", "latency", "schedule"]
     rows = [_offer_row(offer, priced) for offer in offers]
     output.table(columns, rows, f"Clusters at {figure_text(offers[0].rated.rate_seq_s, 6)} requests/s")
 
@@ -154,7 +199,7 @@ def _goodput_text(goodput: "Goodput") -> str:
 
 def _offer_row(offer: ClusterOffer, priced: bool) -> list[str]:
     tuned = offer.rated.tuned
-    prices = [output.number(offer.price_hour), output.number(offer.price_million)] if priced else []
+    prices = [output.number(offer.price_hour), *token_prices(offer.token_price)] if priced else []
     if tuned.schedule is None or tuned.estimate is None:
         reached = offer.rated.highest_rate_seq_s
         return [offer.setting.cluster.name, *prices, output.number(reached), "–", "does not sustain the rate"]

@@ -13,6 +13,18 @@ def tune(options: TuneOptions) -> int:
     With --rate, requests arrive over time and latency counts from arrival. With several clusters, separated by commas,
     and --price, the answer is the cheapest cluster that sustains the rate.
 
+    Several bounds and rates give an answer for each pair.
+
+    Example: exegpt tune --latency-bound 2s,4s --rate 5/s,10/s --model llama-3.1-8b --cluster 2xH100-SXM
+
+    With --devices any, the answer is how many of which GPU sustain the rate.
+
+    Example: exegpt tune --ttft 1s --tpot 50ms --rate 50/s --devices any --model llama-3.1-8b --workload 2048/256
+
+    With --load-curve, it also has the replicas of each hour.
+
+    Example: exegpt tune --latency-bound 5s --load-curve day.csv --devices any --price prices.yaml
+
     A control variable that you pass keeps its value. Policies without this variable are left out.
 
     Example: exegpt tune --ttft 1s --model llama-3.1-8b --cluster 1xH100-SXM --max-num-seqs 64
@@ -31,4 +43,8 @@ def tune(options: TuneOptions) -> int:
 
     set_threads(options.threads)
     problem = read_problem(options)
+    if options.devices:
+        from exegpt.cli import device_answer
+
+        return device_answer.answer(problem)
     return rated.answer(problem) if problem.open_system else bounded.answer(problem)

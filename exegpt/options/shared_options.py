@@ -62,7 +62,8 @@ KNOB = option(
     max=1.0,
 )
 STARVATION_GUARD = option(False, "Promote a request that waited for 200 consecutive steps.")
-RATE = option(None, "The rate of Poisson arrivals, like 5/s.")
+RATE_HELP = "The rate of Poisson arrivals, like 5/s."
+RATE = option(None, RATE_HELP)
 SEED = option(0, "The seed of all random numbers.", min=0, max=2**63 - 1)
 THREADS = option(None, "The number of CPU threads. Default: one per core.", min=1, max=1024)
 DEVICE = option(None, "The device: cpu or cuda. Default: a GPU if there is one, else the CPU.")

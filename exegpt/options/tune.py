@@ -49,17 +49,36 @@ class SearchMethodOptions:
 class ArrivalOptions:
     """Requests that arrive over time, and the prices of clusters that serve them."""
 
-    rate: str | None = shared_options.RATE
+    rate: str | None = option(
+        None, shared_options.RATE_HELP + " Several rates, separated by commas, give an answer for each."
+    )
+    load_curve: Path | None = option(
+        None,
+        "Instead of --rate: a CSV file with the columns hour and rate (requests/s). The answer is for the highest "
+        "rate, with the replicas of each hour.",
+    )
     arrivals: str = option(
         "poisson", "Arrivals: poisson (at --rate), or trace (its own times, scaled to --rate if given)."
     )
-    price: Path | None = option(None, shared_options.PRICE_HELP + " The answer is the cheapest cluster.")
+    price: Path | None = option(None, shared_options.PRICE_HELP + " With several clusters, the answer is the cheapest.")
+    devices: str | None = option(
+        None,
+        "With --rate, instead of --cluster: device kinds, separated by commas, or any. The answer is how many of which "
+        "kind sustain the rate: the cheapest by --price, else the fewest.",
+    )
+    top: int = option(
+        1,
+        "With --devices: the number of answers, over kinds, tensor parallelism, pipeline stages, expert parallelism "
+        "and replicas.",
+        min=1,
+        max=100,
+    )
     seed: int = shared_options.SEED
 
     @property
     def open_system(self) -> bool:
         """Whether requests arrive over time."""
-        return self.rate is not None or self.arrivals == "trace"
+        return self.rate is not None or self.load_curve is not None or self.arrivals == "trace"
 
 
 @dataclass(frozen=True, kw_only=True)

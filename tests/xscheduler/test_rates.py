@@ -30,7 +30,8 @@ from xscheduler.goodput import (
     _crossing,
 )
 from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _middle_first, _moved, coarse, neighbours
-from xscheduler.open_tune import _best, _slowest
+from xscheduler.open_searches import _slowest
+from xscheduler.open_tune import _best
 from xscheduler.rate_sample import BATCHES, Arrivals
 from xscheduler.search_problem import Limits
 from xscheduler.space import Evaluation, Space, Variable

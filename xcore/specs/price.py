@@ -1,15 +1,42 @@
 """Prices of devices by the hour, in the currency of the file."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.device_names import device_kind
+from xcore.specs.workload import Workload
 
 Prices = dict[str, float]
 """Device kind → price of one device for an hour."""
+
+
+@dataclass(frozen=True)
+class TokenPrice:
+    """The price of a million tokens, in the currency of the file."""
+
+    output: float
+    """If output tokens alone are counted."""
+    total: float
+    """If prompts and output tokens are counted alike."""
+
+    @property
+    def document(self) -> dict[str, float]:
+        """The keys of an answer in JSON."""
+        return {"price_per_million_output_tokens": self.output, "price_per_million_tokens": self.total}
+
+
+NO_TOKEN_PRICE = {"price_per_million_output_tokens": None, "price_per_million_tokens": None}
+"""The keys of an answer in JSON if there is no price."""
+
+
+def token_price(price_hour: float, rate_seq_s: float, workload: Workload) -> TokenPrice:
+    """Return the price of a million tokens on devices of this price per hour, at a rate in requests/s."""
+    each = 1e6 * price_hour / (3600 * rate_seq_s)
+    return TokenPrice(each / workload.output.mean, each / (workload.input.mean + workload.output.mean))
 
 
 def read_prices(path: Path) -> Prices:
@@ -39,10 +66,19 @@ def _kind(name: str) -> str:
         return name
 
 
+def device_price(prices: Prices, kind: str) -> float | None:
+    """Return the price of one device of a kind for an hour; None if the kind has no price."""
+    for known, price in prices.items():
+        if kind.lower() in (known.lower(), _kind(known).lower()):
+            return price
+    return None
+
+
 def price_per_hour(prices: Prices, cluster: ClusterSpec) -> float:
     """Return the price of all devices of a cluster for an hour; InputError if their kind has no price."""
     kind = cluster.device.kind
-    for known, price in prices.items():
-        if kind.lower() in (known.lower(), _kind(known).lower()):
-            return price * cluster.devices
-    raise InputError(f"The price file has no price of {kind}, only of {', '.join(prices)}: add a line '{kind}: PRICE'.")
+    price = device_price(prices, kind)
+    if price is None:
+        known = ", ".join(prices)
+        raise InputError(f"The price file has no price of {kind}, only of {known}: add a line '{kind}: PRICE'.")
+    return price * cluster.devices

@@ -50,7 +50,7 @@ def test_the_last_bound_of_a_frontier_is_none(problem):
 
 
 def test_offers_come_with_the_cheapest_first_and_a_missing_price_is_refused(problem, tmp_path):
-    rated_options = replace(problem, bounds_s=(5.0,), rate_seq_s=2.0, prices={"A40": 3.0, "H100-SXM": 1.0})
+    rated_options = replace(problem, bounds_s=(5.0,), rates_seq_s=(2.0,), prices={"A40": 3.0, "H100-SXM": 1.0})
     rated_options = replace(
         rated_options, search=replace(SEARCH, policies=("orca",)), options=TuneOptions(out=tmp_path / "s.json")
     )
@@ -67,7 +67,7 @@ def test_many_clusters_are_searched_in_several_processes_with_the_same_answers(p
     """The clusters with most devices come first: they take longest."""
     few = replace(SEARCH, policies=("orca",), fixed={"max_num_seqs": 16, "prefills_per_step": 1})
     settings = tuple(on_cluster(problem.settings[0], parse_cluster(name)) for name in ("1xA40", "2xA40"))
-    asked = replace(problem, settings=settings, bounds_s=(5.0,), rate_seq_s=2.0, search=few)
+    asked = replace(problem, settings=settings, bounds_s=(5.0,), rates_seq_s=(2.0,), search=few)
     one_by_one = tune_rate(asked)
     begun = []
 

@@ -154,8 +154,8 @@ def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
     (tmp_path / "at_once.csv").write_text("input,output\n5,5\n6,6\n")
     for command, message in (
         ("-l 5s -c 1xA40,2xA40", "add --rate"),
-        (f"-l 5s --price {prices}", "add --rate"),
-        ("-l 1s,5s --rate 5/s", "a single latency bound"),
+        (f"-l 5s --price {prices} -c 1xB200", "no price of B200"),
+        ("-l 5s --rate 5/s,x", "'x' is not an arrival rate"),
         ("-l 5s --rate 0/s", "'0/s'"),
         ("-l 5s --rate 5/s --tolerance 0.1", "leave --tolerance 0.1 out"),
         ("-l 5s --arrivals bursts", "'bursts'"),
@@ -167,3 +167,25 @@ def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
         ("-l 5s --rate 5/s -c 1xA40,,2xA40", "'' is not a cluster"),
     ):
         check_refused(exegpt("tune", *command.split()), message)
+
+
+def test_several_bounds_and_rates_have_the_answers_of_single_calls(exegpt, trace, prices, tmp_path):
+    command = ("tune", *POLICY, "-w", trace, "--arrivals", "trace", "-c", "1xA40,2xA40", "--price", prices, "--json")
+    both = exegpt(*command, "-l", "3s,6s", "--rate", "8/s,1000/s", "--out", tmp_path / "s.json")
+    assert both.code == 0, both.err
+    asked = [(answer["latency_bound_s"], answer["rate_seq_s"]) for answer in both.json["frontier"]]
+    assert asked == [(3.0, 8.0), (3.0, 1000.0), (6.0, 8.0), (6.0, 1000.0)]
+    alone = exegpt(*command, "-l", "6s", "--rate", "8/s").json
+    same = ("schedule", "estimate", "goodput_seq_s", "price_per_hour", "price_per_million_tokens", "cheapest")
+    assert {key: both.json["frontier"][2][key] for key in same} == {key: alone[key] for key in same}
+    assert alone["price_per_million_tokens"] < alone["price_per_million_output_tokens"]
+    assert both.json["frontier"][3]["schedule"] is None  # no cluster serves a thousand requests per second
+    assert json.loads((tmp_path / "s.json").read_text()) == alone["schedule"]
+
+
+def test_an_answer_without_a_rate_has_prices_at_full_throughput(exegpt, prices):
+    done = exegpt("tune", *POLICY, "-l", "12s", "-w", "512/32", "-c", "2xA40", "--price", prices, "--json").json
+    assert done["price_per_hour"] == 2.0
+    tokens = 3600 * done["estimate"]["throughput_tok_s"]
+    assert done["price_per_million_output_tokens"] == pytest.approx(1e6 * 2.0 / tokens)
+    assert done["price_per_million_tokens"] == pytest.approx(1e6 * 2.0 / (tokens * (512 + 32) / 32))

@@ -1,0 +1,103 @@
+"""The searches of several policies for requests that arrive over time: their problems, spaces and replays."""
+
+from multiprocessing import parent_process
+from typing import TypedDict
+
+from xcore.batching.admission import Admission
+from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.deployment import Deployment
+from xcore.specs.model import ModelSpec, usual_kv_dtype
+from xcore.specs.profile import Profile
+from xcore.specs.workload import Workload
+from xcore.usable_cpus import usable_cpus
+from xscheduler.goodput import Meter, RateBounds
+from xscheduler.open_search import OpenSearch
+from xscheduler.rate_sample import Arrivals
+from xscheduler.search_problem import Limits, SearchProblem
+from xscheduler.spaces import POLICIES, spaces
+from xscheduler.tune import by_policy, check_asked
+from xsimulator.cost.cost_model import CostModel
+from xsimulator.steady.load import Load
+
+
+class SearchedAt(TypedDict, total=False):
+    """The options of a search at a rate."""
+
+    bound: BoundMeaning
+    policies: tuple[str, ...]
+    kv_dtype: str | None
+    fixed: dict[str, int] | None
+    """Control variables with fixed values."""
+    own: Deployment | None
+    """This project's engine, for the policies that the profile's engine doesn't run."""
+    admission: tuple[Admission, ...]
+    """The admission rules to search."""
+    prefix_caching: bool
+    """Whether prompts share prefixes as in the arrivals."""
+
+
+def searches_at(
+    model: ModelSpec,
+    on: Deployment,
+    workload: Workload,
+    arrivals: Arrivals,
+    bounds: RateBounds,
+    *,
+    bound: BoundMeaning = ALL_REQUESTS,
+    policies: tuple[str, ...] = POLICIES,
+    kv_dtype: str | None = None,
+    fixed: dict[str, int] | None = None,
+    own: Deployment | None = None,
+    admission: tuple[Admission, ...] = ("reserve",),
+    prefix_caching: bool = False,
+) -> dict[str, OpenSearch]:
+    """Return each policy's search within the bounds; nothing is replayed yet. `SearchedAt` explains the options."""
+    check_asked(policies, fixed or {}, admission)
+    computed = arrivals.computed(workload) if prefix_caching else workload
+    caching = workload if prefix_caching else None
+
+    def asked(on: Deployment) -> SearchProblem:
+        return problem_at(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
+
+    problems = by_policy(policies, on, own, asked)
+    return {
+        policy: OpenSearch(
+            problem,
+            spaces(policy, problem),
+            Meter(problem.cost_model.profile, arrivals, bounds),
+            caching,
+            thread_count(),
+        )
+        for policy, problem in problems.items()
+    }
+
+
+def problem_at(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    workload: Workload,
+    profile: Profile,
+    bounds: RateBounds,
+    bound: BoundMeaning,
+    kv_dtype: str | None,
+    fixed: dict[str, int] | None,
+    admission: tuple[Admission, ...] = ("reserve",),
+) -> SearchProblem:
+    """Return the search problem of a cluster at an arrival rate."""
+    kept = kv_dtype or usual_kv_dtype(profile.dtype)
+    cost_model = CostModel(model, cluster, profile, kept, watched=False, tokens=workload.mean_tokens)
+    load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
+    return SearchProblem(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
+
+
+def _slowest(bounds: RateBounds, workload: Workload) -> float | None:
+    """Return the latency in seconds that no request of the bound's length may exceed, by any of the bounds."""
+    tokens = bounds.ttft_s, bounds.tpot_s
+    both = None if tokens[0] is None or tokens[1] is None else tokens[0] + (workload.p99_output - 1) * tokens[1]
+    return min((s for s in (bounds.latency_s, both) if s is not None), default=None)
+
+
+def thread_count() -> int:
+    """Return one thread per CPU, or a single thread in a child process, whose siblings use the other CPUs."""
+    return 1 if parent_process() else usable_cpus()
