@@ -52,7 +52,7 @@ def attention(
               further away than D count as at D; None: no bias
     work      how decoding's keys are dealt to a GPU's programs, built from these `contexts`; None: each sequence's
               alike. Or FlashInfer's plan for this batch, which then computes instead of Triton
-    new       about how many new tokens the sequences have that have any; None: as many as all have on average
+    new       how many new tokens a sequence may have, for the size of tiles; None: as many as all have on average
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -56,7 +56,9 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
 
     def timing(call: Callable[[], object], tokens: int, before: Callable[[], object]) -> float:
         calls = {"least": _CALLS[tokens], "most": _CALLS[tokens], "warm_ups": _WARM_UPS if tokens == _READS else 1}
-        return timed(call, device=model.device, before=before, **calls).seconds
+        # Ranks that sum make the same calls: their own clocks may not decide how many.
+        together = {"together": 1} if model.shard.of > 1 else {}
+        return timed(call, device=model.device, before=before, **calls, **together).seconds
 
     if model.layers:  # an encoder-decoder's encoding side has none
         table = profile.degree(model.shard.of).decoder.rest

@@ -33,16 +33,18 @@ def timed(
     device: "torch.device | None" = None,
     before: Callable[[], object] = lambda: None,
     warm_ups: int = 1,
+    together: int = _CALLS,
 ) -> Timing:
     """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds.
 
-    Work queued on a GPU is timed on the GPU, from a cold cache. On a CPU, `before` is called, untimed, before each
-    call.
+    Work queued on a GPU is timed on the GPU, from a cold cache, in graphs of at most `together` calls. On a CPU,
+    `before` is called, untimed, before each call.
     """
     for _ in range(warm_ups):
         before()
         call()
-    clock = cpu_clock(call, before) if device is None or device.type == "cpu" else _gpu_clock(call, device)
+    on_cpu = device is None or device.type == "cpu"
+    clock = cpu_clock(call, before) if device is None or on_cpu else _gpu_clock(call, device, together)
     times: list[float] = []
     end = time.perf_counter() + budget_s
     while len(times) < least or (time.perf_counter() < end and len(times) < most):
@@ -68,11 +70,11 @@ def cpu_clock(call: Callable[[], object], before: Callable[[], object] = lambda:
     return seconds
 
 
-def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[], float]:
+def _gpu_clock(call: Callable[[], object], device: "torch.device", together: int) -> Callable[[], float]:
     """Return a function that times one call on the device, in seconds.
 
-    Short calls are repeated in a graph, so that Python takes no time between them. The engine likewise decodes by
-    graphs, and queues prompts while the device is busy.
+    Short calls are repeated in a graph, so that Python takes no time between them. The engine runs iterations by
+    graphs, too.
     """
     import torch
 
@@ -99,5 +101,5 @@ def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[
     alone = captured(1)
     alone()  # the first launch takes longer
     # By the device's time: with the time of the launches, one and the same pass got other numbers of calls.
-    calls = max(1, min(_CALLS, int(_GRAPH_S / alone())))
+    calls = max(1, min(together, int(_GRAPH_S / alone())))
     return alone if calls == 1 else captured(calls)

@@ -48,7 +48,7 @@ class AttentionBatch:
     If every sequence has one token: how a GPU's programs share the keys. With FlashInfer: its plan of this part.
     """
     new: int | None = None
-    """About how many new tokens a sequence has, if the shapes don't tell: in a graph that other prompts will use."""
+    """How many new tokens a sequence has at most, if the shapes don't tell: in a graph that other prompts will use."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Batch:
     positions: torch.Tensor
     """int64 [rows]: position in its sequence"""
     slots: torch.Tensor
-    """int64 [tokens]: slot in the cache, block · block_size + offset"""
+    """int64 [tokens], in a graph [rows]: slot in the cache, block · block_size + offset"""
     attention: tuple[AttentionBatch, ...]
     rows: torch.Tensor | None
     """int64 [sequences]: the rows after which a token is sampled; None: all rows"""
@@ -78,7 +78,7 @@ def attend(
     """Return the attention of q [rows, heads, head_size], part by part: [rows, heads, head_size].
 
     `options` are further arguments of the kernel. The batch's keys and values are in the cache. Padding rows after the
-    last part give zeros.
+    last part give zeros; within a part, in a graph, anything.
     """
     attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for part in parts:

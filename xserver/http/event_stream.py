@@ -59,8 +59,7 @@ class EventStream(Response):
             while not writing.done() and not leaving.done() and not self._stalls:
                 if self._began_s is None and time.monotonic() - self._sent_s >= _SILENCE_S:
                     comments = [asyncio.ensure_future(self._put(send, b": keep-alive\n\n"))]
-                looks_s = min(_SILENCE_S, self._stall_s) / 2
-                await asyncio.wait({writing, leaving}, timeout=looks_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({writing, leaving}, timeout=self._looks_s, return_when=asyncio.FIRST_COMPLETED)
             if writing.done() and not writing.cancelled():
                 writing.result()
         except OSError:
@@ -69,6 +68,13 @@ class EventStream(Response):
             for task in (writing, leaving, *comments):
                 task.cancel()
             self._close()
+
+    @property
+    def _looks_s(self) -> float:
+        """Seconds until the present silence, or the present send, is too long; less than a stall lasts."""
+        began_s = self._began_s
+        due_s = self._sent_s + _SILENCE_S if began_s is None else began_s + self._stall_s
+        return max(0.001, min(due_s - time.monotonic(), self._stall_s))
 
     @property
     def _stalls(self) -> bool:
