@@ -163,6 +163,16 @@ def test_rows_that_fill_up_touch_nothing_but_the_scratch_block(models):
         torch.testing.assert_close(mine[:-1], plain, atol=1e-5, rtol=1e-5)
 
 
+def test_a_preempted_encoder_decoder_catches_up_without_a_graph(models):
+    """By several tokens of a sequence, which are as many as a graph's sequences."""
+    model, todo = models["t5"], requests([(30, 6), (14, 30)] * 8)
+    limits = {"kv_blocks": 24, "admission": "grow", "max_num_seqs": 32, "prefills_per_step": 4}
+    plan = cells.schedule(model.spec, "orca", **limits)
+    got, engine = run(model, plan, todo, StandIn())
+    assert any(span.phase == "decode" and span.tokens > span.sequences for span in engine.worker.spans)
+    assert got == run(model, plan, todo)[0]
+
+
 def test_graphs_are_made_anew_for_longer_sequences(models):
     model, gpu = models["llama"], StandIn()
     plan = cells.schedule(model.spec, "static", encode_batch=2, kv_blocks=12)
