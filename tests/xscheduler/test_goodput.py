@@ -346,7 +346,7 @@ def test_one_thread_and_two_find_the_same_with_at_most_140_replays(monkeypatch):
     """Over all batches and numbers of prompts of a policy."""
     answers = []
     for cpus in (1, 2):
-        monkeypatch.setattr("xscheduler.open_tune.usable_cpus", lambda count=cpus: count)
+        monkeypatch.setattr("xscheduler.open_searches.usable_cpus", lambda count=cpus: count)
         bounds = RateBounds(2.0, 0.1, 0.03)
         answers.append(answer(10.0, bounds, policies=("orca", "static"), fixed={}, count=4000))
     searches = [found.tuned.search for found in answers]

@@ -160,7 +160,7 @@ def test_an_interrupt_is_printed_in_one_word(exegpt, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exegpt.api.tuning.find_setting", interrupted)
+    monkeypatch.setattr("exegpt.api.tune_settings.find_setting", interrupted)
     done = exegpt("tune", "-l", "5s")
     assert (done.code, done.out, done.err) == (130, "", "exegpt: Interrupted.\n")
 
