@@ -76,6 +76,7 @@ LONG = frozenset(
         "exegpt/api/test_tuning.py::test_every_bound_has_an_answer_and_the_last_schedule_is_written",
         "exegpt/api/test_tuning.py::test_many_clusters_are_searched_in_several_processes_with_the_same_answers",
         "exegpt/api/test_tuning.py::test_offers_come_with_the_cheapest_first_and_a_missing_price_is_refused",
+        "exegpt/cli/test_rates.py::test_several_bounds_and_rates_have_the_answers_of_single_calls",
         "exegpt/cli/test_admission.py::test_a_run_that_adapts_has_the_cache_that_was_asked_for",
         "exegpt/cli/test_admission.py::test_tune_searches_the_chosen_rule",
         "exegpt/cli/test_attention.py::test_the_choice_reaches_engines_and_profiles_and_is_printed",

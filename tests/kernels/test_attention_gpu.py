@@ -195,7 +195,7 @@ def test_splits_of_no_fewer_keys(monkeypatch, least_keys):
     assert_equal(((3, 3), (9, 200), (2, 70)), 4, 2, 16, splits=4)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), max_size=3), st.lists(st.integers(1, 300), max_size=4)
 )
