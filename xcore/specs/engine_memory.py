@@ -117,7 +117,7 @@ OWN_ON_GPU = EngineMemory(
 """exegpt's own engine on a GPU, where it was never measured.
 
 It is the sum of a context (0.51 GiB in vLLM's logs of an H100), the workspace of FlashInfer (256 MiB), a copy of the
-logits in 32 bits, NCCL as in vLLM, and 15 graphs instead of 86.
+logits in 32 bits, NCCL as in vLLM, and 15 graphs instead of 86. There are 20 to 60 now, whose memory was not measured.
 """
 
 
