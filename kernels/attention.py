@@ -31,7 +31,7 @@ def attention(
     starts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     work: WorkList | FlashInfer | None = None,
-    new: int | None = None,
+    max_query_len: int | None = None,
 ) -> torch.Tensor:
     """Compute the attention of every sequence's last tokens over its cache: [tokens, heads, head_size].
 
@@ -52,7 +52,7 @@ def attention(
               further away than D count as at D; None: no bias
     work      how decoding's keys are dealt to a GPU's programs, built from these `contexts`; None: each sequence's
               alike. Or FlashInfer's plan for this batch, which then computes instead of Triton
-    new       how many new tokens a sequence may have, for the size of tiles; None: as many as all have on average
+    max_query_len  how many new tokens a sequence may have, for the size of tiles; None: as many as all have on average
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -65,7 +65,7 @@ def attention(
         from exegpt.kernels.attention_gpu import attention_gpu
 
         seen: dict[str, Any] = {"window": window, "causal": causal, "starts": starts}
-        return attention_gpu(*inputs, **seen, scale=scale, bias=bias, work=work, new=new)
+        return attention_gpu(*inputs, **seen, scale=scale, bias=bias, work=work, max_query_len=max_query_len)
     if not compiled(q):
         return attention_reference(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias)
     from exegpt.kernels.attention_cpu import kernel

@@ -43,7 +43,7 @@ def attention_gpu(
     bias: torch.Tensor | None = None,
     work: WorkList | None = None,
     splits: int | None = None,
-    new: int | None = None,
+    max_query_len: int | None = None,
 ) -> torch.Tensor:
     """Compute `attention.attention` by Triton, with keys in the layout of values.
 
@@ -54,14 +54,16 @@ def attention_gpu(
         return out
     gpu, phase = architecture(q.device), "decode" if work is not None or len(q) == len(tables) else "prefill"
     group, kv_heads = q.shape[1] // values.shape[1], values.shape[1]
-    tile = choose_tile(gpu, phase, new or len(q) // len(tables), group, q.shape[2], q.element_size(), bias is not None)
+    tile = choose_tile(
+        gpu, phase, max_query_len or len(q) // len(tables), group, q.shape[2], q.element_size(), bias is not None
+    )
     window = window if causal else None
     block_q = 1 if phase == "decode" else tile.block_m // group  # tokens
     tiles = len(q) // block_q + (0 if phase == "decode" else len(tables))  # of rows, at most
     if work is None and splits is None:
         most_keys = tables.shape[1] * values.shape[2] if window is None else window + block_q
         full = (
-            tiles if new is None else -(-len(q) // block_q)
+            tiles if max_query_len is None else -(-len(q) // block_q)
         )  # most tiles of `len(tables)` padding sequences are empty
         splits = num_splits(full * kv_heads, gpu.multiprocessors * tile.resident, -(-most_keys // TILE))
     common = {

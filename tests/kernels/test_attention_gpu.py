@@ -217,5 +217,5 @@ def test_prompts_and_decoding_in_the_sizes_of_a_graph(prompts, decoding):
         work = a_work_list(lengths.numpy(), 3, 2) if begin == first and end > first else None
         if begin < end:
             arrays = (there(wide), *cache_there(keys, values, table, starts, lengths))
-            attention_gpu(*arrays, got, work=work, new=None if work else rows)
+            attention_gpu(*arrays, got, work=work, max_query_len=None if work else rows)
     torch.testing.assert_close(got[: len(q)].cpu(), expected, atol=5e-6, rtol=5e-6)

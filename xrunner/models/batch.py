@@ -47,7 +47,7 @@ class AttentionBatch:
 
     If every sequence has one token: how a GPU's programs share the keys. With FlashInfer: its plan of this part.
     """
-    new: int | None = None
+    max_query_len: int | None = None
     """How many new tokens a sequence has at most, if the shapes don't tell: in a graph that other prompts will use."""
 
 
@@ -84,7 +84,7 @@ def attend(
     for part in parts:
         own = slice(part.begin, part.end)
         arrays = part.tables, part.offsets, part.contexts
-        own_options = {**options, "starts": part.starts, "work": part.work, "new": part.new}
+        own_options = {**options, "starts": part.starts, "work": part.work, "max_query_len": part.max_query_len}
         attention(q[own], keys, values, *arrays, attended[own], **own_options)
     attended[parts[-1].end :].zero_()  # `= 0` would launch a kernel for the zero, even where there is no such row
     return attended

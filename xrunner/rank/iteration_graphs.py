@@ -61,13 +61,13 @@ class IterationGraphs:
         self._width = 0
         self._decoding: dict[int, IterationGraph] = {}
         self._mixed: dict[MixedSize, IterationGraph] = {}
-        """Those of batches with prompts, in the order of their rows."""
+        """The graphs for batches with prompts, the fewest rows first."""
 
-    def capture(self, sequences: int, width: int, rows: int = 0, prompts: int = 0, beside: int = 0) -> None:
+    def capture(self, sequences: int, width: int, rows: int = 0, prompts: int = 0, mixed_sequences: int = 0) -> None:
         """Capture the missing graphs for up to `sequences` decoding sequences of up to `width` blocks.
 
-        Also those for batches of up to `rows` rows with up to `prompts` prompts, if there are any, and up to `beside`
-        decoding sequences. The largest comes first: the others' logits then fit in its memory.
+        Also those for batches of up to `rows` rows with up to `prompts` prompts, if there are any, and up to
+        `mixed_sequences` decoding sequences. The largest comes first: the others' logits then fit in its memory.
         """
         if width > self._width:
             self._width = width
@@ -80,7 +80,7 @@ class IterationGraphs:
                 planning = self._planning.for_graph(size, size * self._width) if self._planning else None
                 self._decoding[size] = self._captured(self._padded(_empty(self._model), size), planning)
         if prompts and self._planning is None and not self._model.spec.encoder_layers:
-            self._capture_mixed(max(1, beside), rows, prompts)
+            self._capture_mixed(max(1, mixed_sequences), rows, prompts)
 
     @property
     def _most_planned(self) -> int:
@@ -168,7 +168,7 @@ class IterationGraph:
         self.states = torch.empty(0)
         """[rows, hidden], after the layers."""
         self._tokens = torch.empty(0)
-        self._gpu, self._planning, self._tables, self._shown = gpu, planning, tables, padding.tables
+        self._gpu, self._planning, self._tables, self._uploaded = gpu, planning, tables, padding.tables
         arrays = _packed(padding)
         self._buffer = torch.empty(packed_bytes(arrays), dtype=torch.uint8, device=model.device)
         tensors = views(self._buffer, arrays)
@@ -181,7 +181,9 @@ class IterationGraph:
             self.batch = planning.planned(self.batch, _plannable(padding))
         if len(padding.attention) > 1:  # its prompts may be of any lengths
             prompts, decoding = self.batch.attention
-            self.batch = replace(self.batch, attention=(replace(prompts, new=self.rows), replace(decoding, new=1)))
+            self.batch = replace(
+                self.batch, attention=(replace(prompts, max_query_len=self.rows), replace(decoding, max_query_len=1))
+            )
         self._x: torch.Tensor | None = None
         if takes_states:
             kind = torch_dtype(model.dtype)
@@ -199,7 +201,7 @@ class IterationGraph:
     def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed) -> None:
         """Compute the layers for a batch of this size from the states [rows, hidden] of the stage before."""
         fill(self._buffer, _packed(batch), self._gpu)
-        self._show(batch.tables)
+        self._upload(batch.tables)
         feed(batch, self.batch.tokens)
         if self._planning:
             self._planning.plan(_plannable(batch))
@@ -207,15 +209,15 @@ class IterationGraph:
             self._x[: len(x)].copy_(x)
         self._compute()
 
-    def _show(self, tables: list[np.ndarray]) -> None:
-        """Copy the block tables that aren't those of the batch before.
+    def _upload(self, tables: list[np.ndarray]) -> None:
+        """Copy the block tables that differ from those of the batch before.
 
-        Below them others stay, which only padding sequences read.
+        Rows below a table keep older blocks. Only padding sequences read them.
         """
-        changed = [part for part, table in enumerate(tables) if table is not self._shown[part] and table.size]
+        changed = [part for part, table in enumerate(tables) if table is not self._uploaded[part] and table.size]
         for part, table in zip(changed, send([tables[part] for part in changed], self._gpu), strict=True):
             self._tables[part][: table.shape[0], : table.shape[1]].copy_(table)
-            self._shown[part] = tables[part]
+            self._uploaded[part] = tables[part]
 
     def greedy_tokens(self) -> torch.Tensor:
         """Return the likeliest token after each row that gets one, then padding: int64, until the next batch."""

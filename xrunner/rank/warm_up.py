@@ -50,7 +50,7 @@ class Extent:
     """KV blocks of one sequence"""
     prompts: int
     """Prompts prefilled in one iteration"""
-    beside: int = 0
+    mixed_sequences: int = 0
     """Sequences decoded in an iteration with prompts"""
 
     @staticmethod
@@ -64,8 +64,8 @@ class Extent:
         prefilled = [prompt + (schedule.admission == "grow") * (output - 1) for prompt, output in sequences]
         tokens = computed_rows(_most_tokens(schedule, prefilled, resident))
         prompts = min(len(sequences), most_prompts(schedule) or resident)
-        beside = resident if schedule.traits.mixed else 0
-        return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts, beside)
+        mixed = resident if schedule.traits.mixed else 0
+        return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts, mixed)
 
     @staticmethod
     def within(schedule: Schedule, input_tokens: int, max_output: int) -> "Extent":
@@ -114,7 +114,7 @@ def warm_up(
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations
-        graphs.capture(extent.sequences, extent.longest, extent.tokens, extent.prompts, extent.beside)
+        graphs.capture(extent.sequences, extent.longest, extent.tokens, extent.prompts, extent.mixed_sequences)
     if model.device.type == "cpu":
         for new in (2, 1):
             _run_once(model, cache, 1, new, 1)
