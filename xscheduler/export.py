@@ -31,7 +31,7 @@ class Export:
     """An engine's launch commands, and its predicted performance."""
 
     start: Start
-    """What starts the engine."""
+    """The commands, or the file, that start the engine."""
     schedule: Schedule
     """The schedule that the engine follows: it uses all its memory and its own admission rule."""
     estimate: Estimate
@@ -53,7 +53,7 @@ class Target:
     engine: str
     weights: str | None = None
     form: str = "command"
-    """What starts it, one of FORMS."""
+    """The form of the start, one of FORMS."""
 
     @property
     def launch(self) -> EngineLaunch:

@@ -196,6 +196,12 @@ _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
     },
 }
 """Flags without a value."""
+_WITH_MODEL = {
+    "vllm": "vllm serve MODEL",
+    "sglang": "sglang serve --model-path MODEL",
+    "tensorrt-llm": "trtllm-serve MODEL",
+}
+"""How each command begins."""
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size", "q": "quantization"}
 _NAMED = {
     *("host", "port", "api-key", "served-model-name", "tokenizer", "tokenizer-mode", "download-dir", "load-format"),
@@ -234,7 +240,7 @@ def read_launch(command: str) -> Launch:
         else:
             named.append(f"--{flag}")
     if "model" not in found:
-        raise InputError("--command names no model: write `vllm serve MODEL …`.")
+        raise InputError(f"--command names no model: write `{_WITH_MODEL[engine]} …`.")
     return _launch(engine, found, named)
 
 

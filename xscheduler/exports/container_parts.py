@@ -1,4 +1,4 @@
-"""What Kubernetes manifests and compose files have in common: images, names, ports, and the form of their YAML."""
+"""Parts of Kubernetes manifests and compose files: images, names, ports, and the form of their YAML."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the launch commands of all engines have in common: names, dtypes, and where the replicas run."""
+"""Parts of the launch commands of all engines: names, dtypes, and the nodes of the replicas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Start:
-    """What starts one group of replicas: a command on each of its nodes."""
+    """The start of one group of replicas: a command on each of its nodes."""
 
     commands: tuple[Command, ...]
     group: "ReplicaGroup"
@@ -155,6 +155,15 @@ def converts(engine: str, model: ModelSpec, dtype: str, able: tuple[str, ...]) -
             f"checkpoint in {dtype} as --model, or leave --export out."
         )
     return True
+
+
+def dtype_flags(
+    engine: str, model: ModelSpec, dtype: str, kv_dtype: str, kv_names: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the flags of vLLM and SGLang for the dtypes of weights and of keys and values; both convert to fp8."""
+    converted = {"quantization": dtype} if converts(engine, model, dtype, ("fp8",)) else {}
+    held = kv_name(engine, model, dtype, kv_dtype, kv_names)
+    return {"dtype": DTYPES.get(dtype, "auto"), **converted, "kv-cache-dtype": held}
 
 
 def computed(model: ModelSpec, dtype: str) -> str:

@@ -5,14 +5,12 @@ from dataclasses import replace
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xscheduler.exports.launch_parts import (
-    DTYPES,
     NODE0,
     Command,
     ReplicaGroup,
     Start,
-    converts,
+    dtype_flags,
     flags,
-    kv_name,
     partition,
     replicas_of_node,
 )
@@ -33,7 +31,7 @@ class SglangLaunch:
 
     def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:
         """Raise InputError for dtypes in which SGLang can't run the model."""
-        self._dtypes(model, dtype, kv_dtype)
+        dtype_flags(self.engine, model, dtype, kv_dtype, _KV_DTYPES)
 
     def followed(self, schedule: Schedule) -> Schedule:
         """Return the schedule with SGLang's page size, admission and caching.
@@ -68,7 +66,7 @@ class SglangLaunch:
             "pp-size": len(schedule.stages),
             **replicas,
             **whole,
-            **self._dtypes(spec, schedule.dtype, schedule.kv_dtype),
+            **dtype_flags(self.engine, spec, schedule.dtype, schedule.kv_dtype, _KV_DTYPES),
             "context-length": longest,
             "max-running-requests": (control.of_kind("residents") or 1) * shared,
             "chunked-prefill-size": tokens * shared,
@@ -80,12 +78,6 @@ class SglangLaunch:
         layers = partition(schedule, LAYER_PARTITIONS[self.engine])
         commands = tuple(Command((*words, *_of_node(rank, group)), layers) for rank in range(group.nodes))
         return Start(commands, group, group.where("--dp-size"))
-
-    def _dtypes(self, model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
-        """Return the flags for the dtypes of weights and of keys and values."""
-        converted = {"quantization": dtype} if converts(self.engine, model, dtype, ("fp8",)) else {}
-        held = kv_name(self.engine, model, dtype, kv_dtype, _KV_DTYPES)
-        return {"dtype": DTYPES.get(dtype, "auto"), **converted, "kv-cache-dtype": held}
 
 
 def _page(schedule: Schedule) -> int:

@@ -5,14 +5,12 @@ from dataclasses import replace
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xscheduler.exports.launch_parts import (
-    DTYPES,
     NODE0,
     Command,
     ReplicaGroup,
     Start,
-    converts,
+    dtype_flags,
     flags,
-    kv_name,
     partition,
     replicas_of_node,
 )
@@ -29,7 +27,7 @@ class VllmLaunch:
 
     def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:
         """Raise InputError for dtypes in which vLLM can't run the model."""
-        self._dtypes(model, dtype, kv_dtype)
+        dtype_flags(self.engine, model, dtype, kv_dtype, _KV_DTYPES)
 
     def followed(self, schedule: Schedule) -> Schedule:
         """Return the schedule with vLLM's admission and caching."""
@@ -44,12 +42,12 @@ class VllmLaunch:
 
     def start(self, schedule: Schedule, model: str, longest: int, together: int) -> Start:
         """Return what starts the replicas."""
-        group, control = ReplicaGroup.of(schedule, together), schedule.control
+        group, control, spec = ReplicaGroup.of(schedule, together), schedule.control, schedule.model.spec
         values: dict[str, object] = {
             "tensor-parallel-size": schedule.stages[0].tp,
             "pipeline-parallel-size": len(schedule.stages),
             "data-parallel-size": group.together,
-            **self._dtypes(schedule.model.spec, schedule.dtype, schedule.kv_dtype),
+            **dtype_flags(self.engine, spec, schedule.dtype, schedule.kv_dtype, _KV_DTYPES),
             "max-model-len": longest,
             "max-num-seqs": control.of_kind("residents"),
             "max-num-batched-tokens": control.of_kind("tokens"),
@@ -57,7 +55,7 @@ class VllmLaunch:
             "gpu-memory-utilization": schedule.cluster.memory_fraction,
         }
         switches = ["--enable-chunked-prefill", "--enable-prefix-caching"]
-        if schedule.model.spec.expert_parallel(schedule.stages[0].tp, schedule.dtype):
+        if spec.expert_parallel(schedule.stages[0].tp, schedule.dtype):
             switches.append("--enable-expert-parallel")
         words = ("vllm", "serve", model, *switches, *flags(values))
         layers = partition(schedule, LAYER_PARTITIONS[self.engine])
@@ -74,9 +72,3 @@ class VllmLaunch:
             return (*flags({"nnodes": group.nodes, "master-addr": NODE0, "node-rank": rank}), *headless)
         later = flags({"data-parallel-start-rank": rank * group.devices}) if rank else ()
         return (*flags({"data-parallel-size-local": group.devices, "data-parallel-address": NODE0}), *later, *headless)
-
-    def _dtypes(self, model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
-        """Return the flags for the dtypes of weights and of keys and values."""
-        converted = {"quantization": dtype} if converts(self.engine, model, dtype, ("fp8",)) else {}
-        held = kv_name(self.engine, model, dtype, kv_dtype, _KV_DTYPES)
-        return {"dtype": DTYPES.get(dtype, "auto"), **converted, "kv-cache-dtype": held}
