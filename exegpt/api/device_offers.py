@@ -49,16 +49,16 @@ def device_offers(problem: TuneProblem) -> DeviceOffers:
         options.prefix_caching,
         _prices(problem),
     )
-    found: list[Option] = []
+    considered: list[Option] = []
     for setting in problem.settings:
         of_kind = _options(problem, setting, asked)
         if not of_kind:
             left_out[setting.cluster.device.kind] = TOO_LATE
-        found += of_kind
-    with output.progress(f"{len(found)} layouts at {figure_text(rate_seq_s, 6)}/s") as progress:
-        needed, rest = cheapest(found, asked, options.top, progress)
+        considered += of_kind
+    with output.progress(f"{len(considered)} layouts at {figure_text(rate_seq_s, 6)}/s") as progress:
+        needed, rest = cheapest(considered, asked, options.top, progress)
     known = {*(one.layout.kind for one in needed), *(option.layout.kind for option in rest), *left_out}
-    left_out |= {option.layout.kind: TOO_LATE for option in found if option.layout.kind not in known}
+    left_out |= {option.layout.kind: TOO_LATE for option in considered if option.layout.kind not in known}
     best = _tuned_on(problem, needed[0]) if needed else None
     if best and best.rated.tuned.schedule:
         schedule = best.rated.tuned.schedule
@@ -80,13 +80,13 @@ def _options(problem: TuneProblem, setting: Setting, asked: RateQuestion) -> lis
     for layouts in (replica_layouts, larger_layouts):
         of_kind = layouts(setting, problem.search.fixed)
         if setting.model.experts and not problem.options.expert_parallel:
-            asked_too = replace(problem.options, expert_parallel=True)
-            whole = setting_on(asked_too, setting.cluster.name, setting.workload)
-            parted = {(one.tp, one.pp) for one in of_kind if not one.expert_parallel}
-            variants = layouts(whole, problem.search.fixed)
-            of_kind += [one for one in variants if one.expert_parallel and (one.tp, one.pp) in parted]
-        if options := options_of(of_kind, asked):
-            return options
+            options = replace(problem.options, expert_parallel=True)
+            ep_setting = setting_on(options, setting.cluster.name, setting.workload)
+            divided = {(one.tp, one.pp) for one in of_kind if not one.expert_parallel}
+            ep_layouts = layouts(ep_setting, problem.search.fixed)
+            of_kind += [one for one in ep_layouts if one.expert_parallel and (one.tp, one.pp) in divided]
+        if in_time := options_of(of_kind, asked):
+            return in_time
     return []
 
 

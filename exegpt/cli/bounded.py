@@ -17,10 +17,11 @@ from exegpt.cli.answer import (
     print_search,
     whose,
 )
-from exegpt.cli.prices import NO_TOKEN_PRICE, print_price
+from exegpt.cli.prices import print_price
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text
 from xcore.duration import format_duration
+from xcore.specs.price import NO_TOKEN_PRICE
 from xscheduler.setting_search import infeasible_text, ranked, reasons
 from xscheduler.settings import Setting
 

@@ -7,13 +7,13 @@ from exegpt.api.device_offers import DeviceOffers, device_offers
 from exegpt.api.tuning import TuneProblem, arrival_rates
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.load_day import curve_document, print_curve
-from exegpt.cli.prices import NO_TOKEN_PRICE, TOKEN_PRICES, token_prices
+from exegpt.cli.prices import TOKEN_PRICES, token_prices
 from exegpt.cli.rated import frontier_document, offer_document, print_offers
 from xcore.console import output
 from xcore.console.schedule_text import variables_text
 from xcore.duration import format_duration
 from xcore.quantity import figure_text
-from xcore.specs.price import TokenPrice, token_price
+from xcore.specs.price import NO_TOKEN_PRICE, TokenPrice, token_price
 from xscheduler.device_search import Option
 from xscheduler.replica_layout import DevicesNeeded
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 from exegpt.api.tuning import ClusterOffer, TuneProblem, hours_of
-from exegpt.cli.prices import NO_TOKEN_PRICE, token_prices
+from exegpt.cli.prices import token_prices
 from xcore.console import output
 from xcore.quantity import figure_text
-from xcore.specs.price import TokenPrice, token_price
+from xcore.specs.price import NO_TOKEN_PRICE, TokenPrice, token_price
 from xscheduler.hourly_replicas import HourlyReplicas
 
 

@@ -1,9 +1,7 @@
 """Prices in answers: per hour, and per million tokens."""
 
 from xcore.console import output
-from xcore.specs.price import NO_TOKEN_PRICE, TokenPrice
-
-__all__ = ["NO_TOKEN_PRICE", "TOKEN_PRICES", "print_price", "token_prices"]
+from xcore.specs.price import TokenPrice
 
 TOKEN_PRICES = ("price/M output", "price/M tokens")
 """The columns of `token_prices`."""

@@ -7,11 +7,12 @@ from exegpt.api.tuning import ClusterOffer, RateAnswer, TuneProblem, headroom, t
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
 from exegpt.cli.load_day import curve_document, print_curve
-from exegpt.cli.prices import NO_TOKEN_PRICE, TOKEN_PRICES, print_price, token_prices
+from exegpt.cli.prices import TOKEN_PRICES, print_price, token_prices
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text, variables_text
 from xcore.duration import format_duration
 from xcore.quantity import figure_text
+from xcore.specs.price import NO_TOKEN_PRICE
 from xscheduler.export import Target
 from xscheduler.setting_search import infeasible_text, reasons
 

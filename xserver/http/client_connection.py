@@ -50,7 +50,7 @@ class ClientConnection(HttpToolsProtocol):
     _timer: TimerHandle | None = None
     _refused = False
     _data = b""
-    """What is being parsed."""
+    """The bytes that are being parsed."""
 
     def connection_made(self, transport: BaseTransport) -> None:
         """Count the connection, and refuse it if its client has too many."""
