@@ -103,7 +103,7 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
     if device and device.type == "cuda":
         from xrunner.models.attention_planning import described
 
-        gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+        gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda), "rows": "as of graphs"}
         return provenance() | gpu | {"attention": str(described(attention, device))}
     return {
         "processor": cpu_name(),

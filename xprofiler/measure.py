@@ -37,6 +37,7 @@ from xrunner.models import EncoderDecoder, KVCache, Model, Shard, computed_rows,
 from xrunner.models.attention_planning import check_attention
 from xrunner.models.device import CPU, made_current
 from xrunner.models.weights import torch_dtype
+from xrunner.rank.iteration_graphs import SIZES
 
 _GPU_COLD_BYTES = 2**31
 """Weights that are read in a row on a GPU: at most 3 % of them can still be in the 60 MB of an H200's second cache."""
@@ -102,6 +103,8 @@ def measure_job(
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
+    if points == FULL and device.type != "cpu" and attention == "triton" and not spec.encoder_layers:
+        points = points.padded_to(SIZES)
     planned = [grid for tp in degrees for grid in grids(points, spec, tp).values()] + list(link_grids(ranks))
     planned = [grid for grid in planned if grid.table != "switch" or device == CPU]
     total = points.passes * sum(map(len, planned))
@@ -219,7 +222,7 @@ def _no_all_reduce(partial: torch.Tensor) -> torch.Tensor:
 def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTables, Table]:
     """Return the tables of degree 1, and the engine's overhead."""
     tables = _parts(model, recorder, points)
-    decoder, encoder = _decoder_tables(tables), _encoder_tables(tables)
+    decoder, encoder = _decoder_tables(tables, points), _encoder_tables(tables)
     degree = DegreeTables(1, decoder, tables["embedding"], tables["head"], encoder)
     grid = grids(points, model.spec)["overhead"]
     for turn, batch in itertools.product(range(points.passes), grid.points[0]):
@@ -258,7 +261,7 @@ def _shard(
     for name, blocks in (("rest", 3 if model.spec.encoder_layers else 2), ("encoder_rest", 2)):
         if name in tables:
             tables[name] = _with_reduces(tables[name], reduced, blocks)
-    return _decoder_tables(tables), _encoder_tables(tables), Table(("bytes",), (sizes,), reduced.values)
+    return _decoder_tables(tables, points), _encoder_tables(tables), Table(("bytes",), (sizes,), reduced.values)
 
 
 def _with_reduces(rest: Table, reduce: Table, blocks: int) -> Table:
@@ -270,9 +273,22 @@ def _with_reduces(rest: Table, reduce: Table, blocks: int) -> Table:
     return replace(rest, values=values, spread=spread)
 
 
-def _decoder_tables(tables: dict[str, Table]) -> LayerTables:
+def _decoder_tables(tables: dict[str, Table], points: Points) -> LayerTables:
     attention = {name: tables[name] for name in _ATTENTION}
-    return LayerTables(tables["rest"], **attention, cross_projection=tables.get("cross_projection"))
+    rest = padded(tables["rest"], points.padded)
+    return LayerTables(rest, **attention, cross_projection=tables.get("cross_projection"))
+
+
+def padded(table: Table, most: int) -> Table:
+    """Return a table by tokens in which each number up to `most` takes as long as the next measured one."""
+    assert table.spread, "measured tables have spreads"
+    tokens, values, spread = [], [], []
+    last = 0.0
+    for now, seconds, varied in zip(*table.points, table.values, table.spread, strict=True):
+        stair = [last + 1, now] if now <= most and now > last + 1 else [now]
+        tokens, values, spread = [*tokens, *stair], values + [seconds] * len(stair), spread + [varied] * len(stair)
+        last = now
+    return replace(table, points=(tuple(tokens),), values=tuple(values), spread=tuple(spread))
 
 
 def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:

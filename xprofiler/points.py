@@ -1,6 +1,6 @@
 """The points at which a model's tables are measured: all of them, or the few that a first answer needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xcore.specs.model import ModelSpec
 from xprofiler.recorder import Grid
@@ -25,6 +25,13 @@ class Points:
     other_bytes: tuple[int, ...]
     """Bytes of other models' weights; one of this model's iterations is measured after theirs."""
     passes: int
+    padded: int = 0
+    """Up to so many tokens, an iteration computes as many rows as the next number in `tokens`; 0: none does."""
+
+    def padded_to(self, rows: tuple[int, ...]) -> "Points":
+        """Return the points for iterations that are padded to these numbers of rows, where they fit."""
+        tokens = (*rows, *(tokens for tokens in self.tokens if tokens > rows[-1]))
+        return replace(self, tokens=tokens, padded=rows[-1])
 
 
 FULL = Points(

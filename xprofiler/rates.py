@@ -23,8 +23,10 @@ from xrunner.comm.ranks import Ranks
 from xrunner.models import Model
 
 _READS, _COMPUTES = 16, 260
-"""Tokens of a pass that is mostly reading the weights, and of one that is bound by computing. Every profile has both.
-Over a single token, passes in a row differ by a fifth, with what caches keep of the weights."""
+"""Tokens of a pass that is mostly reading the weights, and of one that is bound by computing.
+
+Over a single token, passes in a row differ by a fifth, with what caches keep of the weights.
+"""
 _CALLS = {_READS: 9, _COMPUTES: 3}
 """Number of calls of each, 0.3 s in all; fixed, since ranks of a tensor-parallel group must make the same calls."""
 _WARM_UPS = 20
@@ -79,8 +81,10 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
 
 
 def _measured(table: Table, tokens: int) -> float:
-    """Return `tokens`, or the table's largest number: beyond a small grid, extrapolated noise may reach 0 seconds."""
-    return min(float(tokens), table.points[0][-1])
+    """Return `tokens`, the number to which they are padded, or the largest: extrapolated noise may reach 0 seconds."""
+    points = table.points[0]
+    above = next((point for point in points if point >= tokens), points[-1])
+    return above if above < tokens or table.at(above) == table.at(float(tokens)) else float(tokens)
 
 
 def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:

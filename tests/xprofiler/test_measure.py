@@ -1,18 +1,20 @@
 """Measuring a tiny model's layers: every point is there, an interruption costs nothing, and it is found again."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from xcore.document import read
 from xcore.specs.model import ModelSpec
-from xcore.specs.profile import Profile
+from xcore.specs.profile import Profile, Table
 from xprofiler import attention_probe, machine, measure, points, store
 from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing
 from xrunner.models import Shard, load_model
 from xrunner.models.cache import KVCache
 from xrunner.models.create import create_model
+from xrunner.rank.iteration_graphs import SIZES
 
 from .small import shrink
 
@@ -47,6 +49,17 @@ def test_a_profile_has_every_table_positive_and_is_found_again(directory):
     stored = store.find(spec, "fp32", machine.provenance())
     assert stored == profile
     assert store.find(spec, "bf16", machine.provenance()) is None
+
+
+def test_padded_iterations_take_as_long_as_the_next_measured_number_of_tokens():
+    table = Table(("tokens",), ((1.0, 2.0, 4.0, 16.0, 64.0),), (1.0, 3.0, 4.0, 9.0, 21.0), (0.1, 0.2, 0.3, 0.4, 0.5))
+    stairs = measure.padded(table, 16)
+    for tokens in range(1, 17):
+        assert stairs.at(tokens) == next(s for n, s in zip(*table.points, table.values, strict=True) if n >= tokens)
+    assert [stairs.at(n) for n in (17, 40, 64, 100)] == [table.at(n) for n in (17, 40, 64, 100)]
+    assert measure.padded(table, 0) == table
+    grid = replace(points.FULL, tokens=(1, 260, 2052, 4100)).padded_to(SIZES)
+    assert grid.tokens == (*SIZES, 2052, 4100) and grid.padded == 2048
 
 
 def test_an_interrupted_measurement_goes_on_where_it_stopped(directory, tmp_path, monkeypatch):

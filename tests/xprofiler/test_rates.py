@@ -10,6 +10,7 @@ from tests.xcore.small_specs import profile as a_profile
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Table
 from xprofiler import rates
+from xprofiler.measure import padded
 from xprofiler.rates import Slowdown
 from xprofiler.timing import Timing
 from xrunner.comm.ranks import Ranks
@@ -75,6 +76,12 @@ def test_the_layers_are_timed_beside_their_table(tmp_path, monkeypatch):
     monkeypatch.setattr(rates, "timed", timed)
     slowdown = rates.measured_slowdown(profile, model, Ranks())
     assert (slowdown.compute, slowdown.read, slowdown.stream) == pytest.approx((4.0, 3.0, 1.0))
+
+
+def test_a_padded_pass_is_timed_at_the_rows_that_it_computes():
+    rest = Table(("tokens",), ((16.0, 64.0, 256.0),), (1.0, 2.0, 5.0), (0.0, 0.0, 0.0))
+    assert [rates._measured(table, 200) for table in (rest, padded(rest, 256), padded(rest, 64))] == [200, 256, 200]
+    assert [rates._measured(rest, tokens) for tokens in (16, 300)] == [16, 256]
 
 
 def test_this_machine_is_measured(tmp_path):

@@ -28,10 +28,9 @@ from xrunner.rank.assembly import DeviceBatch, MixedSize
 
 Feed = Callable[[DeviceBatch, torch.Tensor], object]
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(80, 256, 16), *range(256, 512, 32))
-SIZES += (*range(512, 1024, 64), *range(1024, 2049, 256))
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(96, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))
 """Numbers of sequences for which there are decoding graphs."""
-ROWS = (16, 32, *range(64, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256))
+ROWS = tuple(size for size in SIZES if size in (16, 32) or size % 64 == 0)
 """Numbers of rows for which there are graphs of batches with prompts."""
 _PROMPTS, _ROWS_OF_A_PROMPT = 32, 16
 """Prompts of a graph at most, or one for so many rows if these are more: each of them adds programs of attention, which
@@ -91,9 +90,7 @@ class IterationGraphs:
     def _capture_mixed(self, sequences: int, rows: int, prompts: int) -> None:
         for size in self._mixed:  # those of an earlier schedule stay of use
             sequences, prompts, rows = max(sequences, size.sequences), max(prompts, size.prompts), max(rows, size.rows)
-        sizes = {size.rows for size in self._mixed}.union(ROWS[: bisect.bisect_left(ROWS, rows)])
-        sizes |= {rows} if rows <= ROWS[-1] else set()  # a token budget fills iterations to it
-        sizes.discard(1)
+        sizes = {size.rows for size in self._mixed}.union(ROWS[: bisect.bisect_left(ROWS, rows) + 1])
         wanted = [
             MixedSize(
                 size,
