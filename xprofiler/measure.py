@@ -282,7 +282,9 @@ def _decoder_tables(tables: dict[str, Table], points: Points) -> LayerTables:
 def padded(table: Table, most: int) -> Table:
     """Return a table by tokens in which each number up to `most` takes as long as the next measured one."""
     assert table.spread, "measured tables have spreads"
-    tokens, values, spread = [], [], []
+    tokens: list[float] = []
+    values: list[float] = []
+    spread: list[float] = []
     last = 0.0
     for now, seconds, varied in zip(*table.points, table.values, table.spread, strict=True):
         stair = [last + 1, now] if now <= most and now > last + 1 else [now]
