@@ -17,6 +17,7 @@ from xcore.console.schedule_text import schedule_text
 from xcore.duration import duration_text
 from xcore.errors import Infeasible, InputError
 from xcore.files import model_directory, read_schedule
+from xcore.frozen_heap import frozen_heap
 from xcore.policies import TRAITS
 from xcore.requests.engine_protocol import Opened, Speed
 from xcore.requests.request import Request
@@ -118,12 +119,13 @@ class Link:
 
         The leader returns that schedule; otherwise the result is None.
         """
-        if not engine.leads:
-            engine.serve()
-            return None
-        self._inbox = self._inbox or inbox.Inbox(self._connect())
-        with _frontend_there():
-            return inbox.serve(engine, self._inbox, opened)
+        with frozen_heap():
+            if not engine.leads:
+                engine.serve()
+                return None
+            self._inbox = self._inbox or inbox.Inbox(self._connect())
+            with _frontend_there():
+                return inbox.serve(engine, self._inbox, opened)
 
     def report(self, speed: Speed) -> None:
         """Send the machine's speed, if this rank leads."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from exegpt.loadtest.connection import Address, ConnectionPool, ExchangeError
 from exegpt.loadtest.request_outcome import NO_DONE, REJECTED, RequestOutcome
 from exegpt.loadtest.response import Stream
+from xcore.frozen_heap import frozen_heap
 from xcore.usable_cpus import usable_cpus
 
 
@@ -70,19 +71,18 @@ async def send_all(address: Address, requests: Sequence[LoadRequest], sending: S
     pool, cores = ConnectionPool(address), usable_cpus()
     _allow_connections()
     gc.collect()
-    gc.freeze()  # existing objects aren't scanned while requests run
     loop, busy = asyncio.get_running_loop(), time.process_time()
     start = loop.time()
     sender = _Sender(pool, sending, start)
     running = []
-    for request in requests:
-        # Yield to the event loop even if the request is late: answers must be read in the meantime.
-        await asyncio.sleep(max(0.0, start + request.arrival_s - loop.time()))
-        running.append(asyncio.create_task(sender.send(request)))
-    outcomes = await asyncio.gather(*running)
+    with frozen_heap():
+        for request in requests:
+            # Yield to the event loop even if the request is late: answers must be read in the meantime.
+            await asyncio.sleep(max(0.0, start + request.arrival_s - loop.time()))
+            running.append(asyncio.create_task(sender.send(request)))
+        outcomes = await asyncio.gather(*running)
     share = (time.process_time() - busy) / (max(loop.time() - start, 1e-9) * cores)
     pool.close()
-    gc.unfreeze()
     return Sent(tuple(outcomes), share, cores, pool.connections)
 
 

@@ -163,7 +163,7 @@ class LogProbColumns:
         ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there is one for each token, and a frozen one takes three times as long to make
 class TokenEvent:
     """One generated token of a request. Times are in seconds since the run began."""
 

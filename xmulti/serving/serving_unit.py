@@ -14,6 +14,7 @@ from xcore import document
 from xcore.console import output
 from xcore.errors import InputError
 from xcore.files import model_directory
+from xcore.frozen_heap import frozen_heap
 from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel
@@ -64,7 +65,7 @@ def serve(options: UnitProcessOptions, ranks: Ranks) -> None:
     profiles = measured_profiles(unit, directories, ranks, device, attention)
     engines = RankUnit.load(unit, directories, ranks, device, attention, _streams(unit, ranks, device))
     engines.open(options={model.name: options_of(model, profiles[model.name]) for model in unit})
-    with ExitStack() as stack:
+    with ExitStack() as stack, frozen_heap():
         inboxes = _connect(options.socket, plan, unit, stack) if engines.leads else {}
         try:
             if engines.leads:

@@ -11,6 +11,7 @@ from xcore.batching import Hints, Ledger, Order, deal
 from xcore.batching.kv_capacity import blocks_needed, grow_to_fit
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError, TooLong
+from xcore.frozen_heap import frozen_heap
 from xcore.orders import fcfs
 from xcore.requests.engine_protocol import EngineLoad, Event
 from xcore.requests.grammar import Grammars
@@ -442,14 +443,15 @@ class Engine:
         results: list[Result] = []
         if self._driver:
             self._driver.add(share)  # before any step: in a list of all, replicas are dealt equal work
-        if not self.leads:
-            self.serve()
-        else:
-            for event in self._run_to_completion():
-                if isinstance(event, Result):
-                    results.append(event)
-                    if on_finish:
-                        on_finish(event)
+        with frozen_heap():
+            if not self.leads:
+                self.serve()
+            else:
+                for event in self._run_to_completion():
+                    if isinstance(event, Result):
+                        results.append(event)
+                        if on_finish:
+                            on_finish(event)
         return RunReport.gather(self.ranks, self.worker, self._driver, results)
 
     def _run_to_completion(self) -> Iterator[Event]:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from xcore.console import output
 from xcore.errors import InputError
+from xcore.frozen_heap import frozen_heap
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.admission.gate import ApiKeys, check_origins, guarded, hashed
@@ -450,7 +451,8 @@ async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOp
     secrets = [(name, read, replace) for name, read, replace in files if read]
     if secrets:
         loop.add_signal_handler(signal.SIGHUP, read_again, secrets)
-    await supervisor.run(Server(config))
+    with frozen_heap():
+        await supervisor.run(Server(config))
     watching.cancel()
     return supervisor.code
 

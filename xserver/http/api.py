@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -60,6 +61,9 @@ _NOT_SERVED = "This path does not exist: /openapi.json lists the paths of this s
 def make_api(frontends: Frontends) -> FastAPI:
     """Return the application with all routes."""
     described = Description()
+    more: dict[str, Any] = {"telemetry": {"tracing": False, "metrics": False, "logs": False}}  # requests have ours
+    if not more.keys() <= signature(FastAPI).parameters.keys():
+        more = {}  # an older FastAPI, which has none
     api = FastAPI(
         title="exegpt",
         version=__version__,
@@ -67,6 +71,7 @@ def make_api(frontends: Frontends) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         responses=described.errors,
+        **more,
     )
     _add_errors(api)
     _add_state(api, described, frontends)
