@@ -37,8 +37,9 @@ HEADERS = [
     "xsimulator/replay/event_policies.h",
     "xsimulator/replay/event_pool.h",
 ]
+# Optional: without a C compiler, the Python versions beside them do the same, more slowly (xcore/compiled_parts.py).
 COMPILED = [
-    Extension(name, [name.replace(".", "/") + ".c"], depends=HEADERS, extra_compile_args=FLAGS)
+    Extension(name, [name.replace(".", "/") + ".c"], depends=HEADERS, extra_compile_args=FLAGS, optional=True)
     for name in (
         "xcore.interpolation",
         "xsimulator.replay.event_loop",

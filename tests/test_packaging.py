@@ -1,5 +1,6 @@
 """What is installed: kernels that transformers never takes for its own, and a command line that starts at once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -35,8 +36,11 @@ def python(code, cwd, path=None):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("wheel"))
+
+
+def built(folder):
     """The wheel, unpacked; built by the backend itself, so that no network is needed."""
-    folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     names = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -71,6 +75,36 @@ def test_transformers_and_our_kernels_load_together_from_a_wheel(wheel, tmp_path
 @pytest.mark.slow
 def test_transformers_and_our_kernels_load_together_from_the_root():
     assert python(LOADS_BOTH, ROOT, ROOT).startswith(str(ROOT))
+
+
+SEARCHES = """
+import json, sys
+import xcore
+from xcore import compiled_parts, interpolation
+from exegpt.cli import main
+question = "tune -m opt-13b --cluster 4xA40 -w 512/64 --latency-bound 10s --json --no-advice --policy rra,orca".split()
+assert main(question) == 0
+print(interpolation.__file__, compiled_parts.all_there(), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_without_a_compiler_it_installs_and_answers_alike(wheel, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "/bin/false")
+    plain = built(tmp_path / "plain")
+    assert not [path for path in plain.rglob("*") if path.suffix in (".so", ".pyd")]
+    answers = []
+    for site, is_there in ((wheel, True), (plain, False)):
+        env = os.environ | {"PYTHONPATH": str(site)}
+        command = [sys.executable, "-c", SEARCHES]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110)
+        assert done.returncode == 0, done.stderr
+        *_, last = done.stderr.splitlines()
+        assert last.startswith(str(site)) and last.endswith(str(is_there))
+        assert ("without a C compiler" in done.stderr) is not is_there
+        answer = json.loads(done.stdout)
+        answers.append((answer["schedule"], answer["estimate"]))
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["tune", "--help"], ["demo", "--help"], ["--version"]])

@@ -4,6 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from tests.python_version import python_version
+from xcore import interpolation
 from xcore.interpolation import bilinear, linear
 
 points = st.lists(st.integers(0, 1000), min_size=1, max_size=9, unique=True).map(lambda p: np.array(sorted(p), float))
@@ -48,3 +50,18 @@ def test_two_axes_are_one_after_the_other(rows, columns, data):
 def test_arrays_that_do_not_fit_are_refused(arguments):
     with pytest.raises((TypeError, ValueError, BufferError)):
         linear(*arguments)
+
+
+def test_python_computes_what_is_compiled():
+    python, rng = python_version("xcore.interpolation"), np.random.default_rng(0)
+    for _ in range(200):
+        rows, columns = (np.cumsum(rng.uniform(0.1, 1, n)) for n in rng.integers(1, 6, 2))
+        values, (x, y) = rng.uniform(-1, 3, (len(rows), len(columns))), rng.uniform(-1, 6, (2, 9))
+        found = []
+        for module in (interpolation, python):
+            out, along = np.empty((2, 9))
+            module.bilinear(rows, columns, values, x, y, out)
+            module.linear(rows, values[:, 0].copy(), x, along)
+            one = module.bilinear_at(rows, columns, values, x[0], y[0]), module.linear_at(rows, along[: len(rows)], 2.2)
+            found.append([*out, *along, *one])
+        assert found[0] == found[1]

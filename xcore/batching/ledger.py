@@ -343,7 +343,7 @@ class Ledger:
         self._prefixes.hold(blocks)
         sequence.published, sequence.cached = len(blocks), len(blocks) * self.pool.block_size
         sequence.to_prefill -= sequence.cached
-        self.reused += sequence.cached
+        self.reused, sequence.reused = self.reused + sequence.cached, sequence.reused + sequence.cached
         if sequence.status is not PREEMPTED:
             sequence.hit = sequence.cached
 

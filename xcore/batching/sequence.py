@@ -73,6 +73,8 @@ class Sequence:
     """How many of its blocks, from the first on, are published."""
     hit: int = 0
     """Tokens of its prompt that were in the cache at its first admission."""
+    reused: int = 0
+    """Tokens that it found in the cache, including those found after preemptions."""
     preemptions: int = 0
     """Number of its preemptions."""
     passed_over: int = 0

@@ -148,7 +148,7 @@ static double settle(const Phase *p, Py_ssize_t most, double *states, double *st
     double longest = 0.0;
     const double *last = states + (most - 1) * size, *half = states + most / 2 * size;
     for (Py_ssize_t i = 0; i < size; i++) longest = larger(longest, last[i] - half[i]);
-    return longest / (double)(most - 1 - most / 2);
+    return longest / larger(1.0, (double)(most - 1 - most / 2));
 }
 
 static void mean_and_deviation(const double *x, Py_ssize_t count, double *mean, double *deviation) {

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xcore.batching import deal
 from xcore.batching.admission import most_cached
+from xcore.compiled_parts import EVENT_LOOP, is_there
 from xcore.errors import InputError
 from xcore.policies.from_schedule import adjustment_of, checked, shares_in_step
 from xcore.specs.profile import LayerTables, Profile, Table
@@ -21,10 +22,13 @@ from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost
-from xsimulator.replay import event_loop
+from xsimulator.replay import python_loop
 from xsimulator.replay.replica import decides_ahead
 
 Array = NDArray[np.float64]
+
+COMPILED = is_there(EVENT_LOOP)
+"""Whether the event loop was compiled when exegpt was installed; if not, the lanes in Python do the same."""
 
 COUNTS, COUNTS_FOR_LATENCY = 1.0, 2.0
 """Flags of a request: it counts for the bounds on tokens, and for the bound on latency."""
@@ -124,17 +128,36 @@ class Replicas:
         _check_blocks(schedule, requests, replica_cost.encoder_decoder)
         watch = watch or Watch.nothing()
         front_end = self._profile.front_end_s * np.array([1.0, 0.0, 1.0])
-        count = len(requests.arrivals)
-        figures, busy = np.empty((count, 6)), np.zeros(len(schedule.stages))
+        figures, busy = np.full((len(requests.arrivals), 6), np.nan), np.zeros(len(schedule.stages))
+        run = self._run_compiled if COMPILED else _run_in_python
+        seconds = run(schedule, replica_cost, requests, watch, watch.limits - front_end, figures, busy)
+        if seconds is None:
+            return None
+        started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
+        times = started, first + front_end[0], finished + front_end[2]
+        return EventTimes(*times, busy, hits, reused, preemptions, seconds)
+
+    def _run_compiled(
+        self,
+        schedule: Schedule,
+        replica_cost: ReplicaCost,
+        requests: RequestArrays,
+        watch: Watch,
+        limits: Array,
+        figures: Array,
+        busy: Array,
+    ) -> float | None:
+        from xsimulator.replay import event_loop
+
         prefixes = _prefixes(schedule, requests)
-        seconds = event_loop.run(
+        return event_loop.run(
             requests.arrivals,
             requests.inputs,
             requests.outputs,
             requests.flags,
             self._sides(schedule, replica_cost),
             _settings(schedule, replica_cost),
-            watch.limits - front_end,
+            limits,
             watch.allowed,
             watch.missed,
             watch.used,
@@ -144,11 +167,6 @@ class Replicas:
             figures,
             busy,
         )
-        if seconds is None:
-            return None
-        started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
-        times = started, first + front_end[0], finished + front_end[2]
-        return EventTimes(*times, busy, hits, reused, preemptions, seconds)
 
     def _replica_cost(self, schedule: Schedule) -> ReplicaCost:
         key = (schedule.stages, schedule.kv_dtype)
@@ -169,6 +187,23 @@ class Replicas:
             transfer = _kv_transfer(replica_cost) if disaggregated else _table(None)
             self._packed[key] = np.concatenate([*sides, transfer])
         return self._packed[key]
+
+
+def _run_in_python(
+    schedule: Schedule,
+    replica_cost: ReplicaCost,
+    requests: RequestArrays,
+    watch: Watch,
+    limits: Array,
+    figures: Array,
+    busy: Array,
+) -> float | None:
+    _check_compiled(schedule)
+    columns = (requests.inputs.astype(int), requests.outputs.astype(int), requests.arrivals)
+    rows = [RequestLengths(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    bounds = python_loop.LoopBounds(limits.tolist(), watch.allowed.tolist(), watch.missed, watch.used)
+    flags, prefixes = requests.flags.astype(int).tolist(), requests.prefixes if schedule.prefix_caching else None
+    return python_loop.run(schedule, replica_cost, rows, flags, prefixes, bounds, figures, busy)
 
 
 def is_compiled(schedule: Schedule) -> bool:
@@ -199,7 +234,8 @@ def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: 
         )
 
 
-def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
+def _check_compiled(schedule: Schedule) -> int:
+    """Return the number of a schedule's policy in the event loop; InputError if it doesn't cover the schedule."""
     policy = checked(schedule).traits.compiled
     if policy is None:
         raise InputError(
@@ -210,6 +246,11 @@ def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
             f"Admission '{schedule.admission}' of policy {schedule.policy} has no compiled replay: use the event "
             "simulator, or admission reserve."
         )
+    return policy
+
+
+def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
+    policy = _check_compiled(schedule)
     control = schedule.control
     cache = schedule.admission == "grow", schedule.prefix_caching, shares_in_step(schedule)
     ahead = decides_ahead(schedule, replica_cost)

@@ -1,6 +1,7 @@
 """Record: the times at which each simulated request started, gave its first token and finished."""
 
 from collections.abc import Callable, Iterable
+from math import nan
 
 from xcore.batching import Sequence, Step
 from xcore.specs.request_times import RequestTimes
@@ -36,6 +37,11 @@ class Record:
     def start_of(self, index: int) -> float | None:
         """Return when a request's prefill started; None if it hasn't."""
         return self._started[index]
+
+    def first_of(self, index: int) -> float:
+        """Return when a request's first token came; NaN if it hasn't."""
+        first = self._first[index]
+        return nan if first is None else first + self._front_end_s
 
     def start(self, step: Step, now: float) -> None:
         """Record `now` as the start of the prompts whose prefill begins in this step."""

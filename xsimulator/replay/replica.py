@@ -7,6 +7,7 @@ from math import inf
 from xcore.batching import MicroBatching, Order, Sequence
 from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
+from xcore.policies import Policy
 from xcore.policies.from_schedule import make_ledger, make_policy
 from xcore.specs.schedule import Schedule
 from xsimulator.cost.cost_model import ReplicaCost
@@ -42,17 +43,18 @@ class Replica:
         order: Order = fcfs,
         keep_spans: bool = False,
         step_by_step: bool = False,
+        policy: Policy | None = None,
     ):
         """Create an idle replica.
 
-        `number` is the replica's index in the schedule. With `step_by_step`, decode steps are not simulated at once, so
-        that requests can be submitted between them.
+        `number` is the replica's index in the schedule. `policy` decides; None: the schedule's. With `step_by_step`,
+        decode steps are not simulated at once, so that requests can be submitted between them.
         """
         self._schedule = schedule
         ahead = decides_ahead(schedule, replica_cost)
         self.ledger = make_ledger(schedule, order, lingering=ahead)
         self.sides = _sides(replica_cost, micro_batching, keep_spans, number, ahead)
-        policy, transfer = make_policy(schedule), KVTransfer(replica_cost)
+        policy, transfer = policy or make_policy(schedule), KVTransfer(replica_cost)
         self._lanes = [
             Lane(policy, self.ledger, record, side, phase, transfer, step_by_step) for phase, side in self.sides.items()
         ]

@@ -2,20 +2,25 @@
 
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import asdict, replace
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.python_version import python_version
 from tests.xmulti.stages import applications
+from xcore.compiled_parts import all_there
 from xcore.errors import InputError
+from xmulti.stages import model_run
 from xmulti.stages.batching_run import batching_run
 from xmulti.stages.line_costs import BLOCK, line_costs
 from xmulti.stages.model_run import ModelReplica, ModelWork, RemainingCalls, run_model
 
 WORK = ModelWork(100.0, 0.5)
+PYTHON = python_version("xmulti.stages.batching_run")
 
 
 def engine(kv_tokens=4096, padded=True, most=512, context=512):
@@ -146,6 +151,18 @@ def test_events_are_what_iterations_come_to(case):
 
 @settings(max_examples=100, deadline=None)
 @given(cases())
+def test_python_computes_what_is_compiled(case):
+    calls, ready, small, until = case
+    found = []
+    for function in (batching_run, PYTHON.batching_run):
+        with mock.patch.object(model_run, "batching_run", function):
+            found.append(run_model(small, calls, ready, start_s=0.1, until_s=until))
+    one, other = (asdict(run) for run in found)
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
 def test_what_a_run_leaves_is_computed_once(case):
     """Stopped and begun again, all tokens are made, and only new positions count as work."""
     calls, ready, small, until = case
@@ -187,6 +204,7 @@ def test_what_cannot_fit_is_refused():
     assert run_model(engine(), calls_of([500], [12]), np.zeros(1)).iterations == 12
 
 
+@pytest.mark.skipif(not all_there(), reason="exegpt was installed without a C compiler")
 def test_ten_thousand_calls_take_well_under_a_second():
     random = np.random.default_rng(0)
     calls = calls_of(random.integers(5, 128, 10_000), random.integers(1, 257, 10_000))

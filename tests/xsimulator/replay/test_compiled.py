@@ -1,6 +1,7 @@
 """The compiled event simulator against `replay`, request by request, and its early ends against whole runs."""
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from xcore.specs.profile import Table
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.prefixes import Prefixes
 from xcore.traces.prompt_identity import PromptIdentity
-from xsimulator.replay import event_loop
+from xsimulator.replay import compiled
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays, Watch
 from xsimulator.replay.event_simulator import replay
+
+event_loop = pytest.importorskip("xsimulator.replay.event_loop", reason="exegpt was installed without a C compiler")
 
 
 def mixed_attention(table):
@@ -106,6 +109,16 @@ def caches(draw):
     return made, tables, [RequestLengths(*row) for row in rows]
 
 
+@settings(max_examples=60, deadline=None)
+@given(caches())
+def test_without_a_compiler_blocks_grow_and_are_shared_alike(drawn):
+    made, tables, requests = drawn
+    requests = sorted(requests, key=lambda request: request.arrival_s)
+    if compiled.is_compiled(made):
+        prefixes = Prefixes.of(requests, made.block_size) if made.prefix_caching else None
+        check_in_python(made, tables, replace(arrays(requests), prefixes=prefixes), [np.inf] * 3)
+
+
 @settings(max_examples=150, deadline=None)
 @given(caches())
 def test_blocks_that_grow_or_are_shared_are_the_replays(drawn):
@@ -160,6 +173,31 @@ def check_times(made, tables, requests):
         times = replicas.serve(made, arrays([requests[i] for i in own]))
         for name, found in (("start_s", times.started), ("first_token_s", times.first), ("finish_s", times.finished)):
             assert found == pytest.approx([getattr(expected[i], name) for i in own], rel=1e-9)
+
+
+def check_in_python(made, tables, requests, limits):
+    """Without a compiler: the same figures, uses and verdicts."""
+    found = []
+    for is_there in (True, False):
+        with mock.patch.object(compiled, "COMPILED", is_there):
+            watch = Watch(np.array(limits), np.full(3, 3.0), np.zeros(3))
+            found.append((Replicas(tables).serve(made, requests, watch), watch))
+    (times, watch), (other, noted) = found
+    assert (times is None) == (other is None)
+    if times:
+        for name in ("started", "first", "finished", "busy", "hits", "reused", "preemptions", "seconds"):
+            assert getattr(other, name) == pytest.approx(getattr(times, name), rel=1e-9), name
+        assert noted.missed.tolist() == watch.missed.tolist() and noted.used[0] == watch.used[0]
+        assert watch.used[1] <= noted.used[1] <= made.kv_blocks
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT, FRONT_END]), st.sampled_from([0.05, np.inf]))
+def test_without_a_compiler_the_lanes_do_the_same(plan, requests, other, limit):
+    made, tables = plan
+    requests = sorted(requests, key=lambda r: r.arrival_s)
+    limits = [limit, limit / 5, 10 * limit]
+    check_in_python(made, other if tables is PROFILE else tables, arrays(requests), limits)
 
 
 @settings(max_examples=50)

@@ -1,0 +1,117 @@
+"""One replica's requests through the lanes in Python: what event_loop.c does where it was compiled, only slower."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xcore.batching import Ledger, Sequence, Step
+from xcore.batching.step import StagePhase
+from xcore.orders import fcfs
+from xcore.policies import Policy
+from xcore.policies.from_schedule import make_policy
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import RequestLengths
+from xcore.traces.prefixes import Prefixes
+from xsimulator.cost.cost_model import ReplicaCost
+from xsimulator.replay.event_queue import events
+from xsimulator.replay.record import Record
+from xsimulator.replay.replica import Replica
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class LoopBounds:
+    """Bounds of the time to first token, the time per output token and the latency, in this order."""
+
+    limits: list[float]
+    """Seconds."""
+    allowed: list[float]
+    """Counting requests that may miss each bound."""
+    missed: Array
+    """Counting requests that have missed each bound; updated."""
+    used: Array
+    """[2], raised to the largest batch and to the most KV blocks that the policy used."""
+
+
+@dataclass
+class _Noting:
+    """A policy that also records the batch and the blocks that its steps use."""
+
+    policy: Policy
+    used: Array
+    resident: bool
+    """Whether the batch is of residents, instead of the prompts of a step."""
+
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """Return the policy's next step."""
+        step = self.policy.next_step(ledger, now, phase)
+        if phase != "decode":
+            batch = ledger.residents if self.resident else len(step.encode) if step else 0
+            self.used[:] = np.maximum(self.used, (batch, ledger.pool.total - ledger.pool.available))
+        return step
+
+
+class _Missed:
+    """Counts the requests that miss bounds: as soon as that is certain."""
+
+    def __init__(self, requests: list[RequestLengths], flags: list[int], record: Record, bounds: LoopBounds):
+        self._requests, self._flags, self._record, self._bounds = requests, flags, record, bounds
+        self._first = self._last = self._seen = 0
+        self._finish = [nan] * len(requests)
+
+    def broken(self, now: float) -> bool:
+        """Return whether a bound is certainly broken at `now`."""
+        bounds, served = self._bounds, self._record.served
+        for one in served[self._seen :]:
+            self._finish[one.index] = one.finish_s
+            if self._flags[one.index] & 1 and one.output_tokens > 1:
+                bounds.missed[1] += (one.finish_s - one.first_token_s) / (one.output_tokens - 1) > bounds.limits[1]
+        self._seen = len(served)
+        self._first = self._past(self._first, now, 0, 1, self._record.first_of)
+        self._last = self._past(self._last, now, 2, 2, self._finish.__getitem__)
+        return any(missed > most for missed, most in zip(bounds.missed.tolist(), bounds.allowed, strict=True))
+
+    def _past(self, place: int, now: float, bound: int, flag: int, when: Callable[[int], float]) -> int:
+        """Count the requests from `place` on whose time for a bound is over; return the first whose time isn't."""
+        limit = self._bounds.limits[bound]
+        while place < len(self._requests) and now - self._requests[place].arrival_s > limit:
+            in_time = when(place) - self._requests[place].arrival_s <= limit
+            self._bounds.missed[bound] += bool(self._flags[place] & flag) and not in_time
+            place += 1
+        return place
+
+
+def run(
+    schedule: Schedule,
+    replica_cost: ReplicaCost,
+    requests: list[RequestLengths],
+    flags: list[int],
+    prefixes: Prefixes | None,
+    bounds: LoopBounds,
+    figures: Array,
+    busy: Array,
+) -> float | None:
+    """Run one replica's requests to completion; arguments and result as of event_loop.pyi."""
+    micro_batching = schedule.control.micro_batching(len(replica_cost.decode.stages))
+    record = Record(len(requests), micro_batching.index, replica_cost.encoder_decoder)
+    policy = _Noting(make_policy(schedule), bounds.used, schedule.traits.mixed)
+    replica = Replica(schedule, replica_cost, record, micro_batching, 0, fcfs, policy=policy)
+    sequences = [Sequence(i, one.input, one.output, one.arrival_s, one.output) for i, one in enumerate(requests)]
+    for i, sequence in enumerate(sequences):
+        tokens = sequence.input_tokens + sequence.ends
+        replica.submit(sequence, prefixes.keys(i, tokens, schedule.block_size) if prefixes else None)
+    missed = _Missed(requests, flags, record, bounds)
+    for now in events([replica]):
+        if missed.broken(now):
+            return None
+    for one in record.served:
+        own = sequences[one.index]
+        figures[one.index] = one.start_s, one.first_token_s, one.finish_s, own.hit, own.reused, own.preemptions
+    sides = replica.sides.values()
+    worked = {stage.devices: s for side in sides for stage, s in zip(side.stages, side.busy, strict=True)}
+    busy[:] = [worked[stage.devices] for stage in schedule.stages]
+    return None if missed.broken(inf) else max(side.seconds for side in sides)
