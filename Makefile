@@ -7,7 +7,7 @@ DEV_INSTALLED := .venv/installed-dev
 COVERAGE_INSTALLED := .venv/installed-coverage
 MUTANTS_INSTALLED := .venv/installed-mutants
 
-.PHONY: demo test tests test-all lint bench coverage mutants clean
+.PHONY: demo test tests test-all lint bench coverage mutants wheel wheels clean
 
 demo: $(INSTALLED)
 	$(BIN)/exegpt demo
@@ -45,6 +45,14 @@ FOLDERS ?= xcore/batching xcore/policies xsimulator/replay xscheduler
 
 mutants: $(MUTANTS_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(FOLDERS) --sample $(SAMPLE) --seed $(SEED)
+
+# This Python's wheel for this machine, to dist/; `make wheels` makes those of all Pythons, in containers.
+wheel: $(TORCH_INSTALLED)
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+wheels: .venv/bin/python
+	$(BIN)/pip install --quiet --no-compile cibuildwheel
+	$(BIN)/python -m cibuildwheel --output-dir dist
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

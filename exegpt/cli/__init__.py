@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 BAD_INPUT, INFEASIBLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
+_SEARCHING = ("tune", "plan", "simulate", "demo", "run", "serve", "reproduce")
+"""The commands that search or replay."""
+
 
 class _Ending:
     """The early end of a command by a signal.
@@ -81,6 +84,7 @@ def _run(arguments: Sequence[str], ending: _Ending) -> int:
     try:
         _check_given(arguments)
         _load_plugins()
+        _say_uncompiled(arguments)
         try:
             code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
         except usage_error as error:
@@ -110,6 +114,19 @@ def _load_plugins() -> None:
         from xcore.policies import plugins
 
         plugins.load_inherited()
+
+
+def _say_uncompiled(arguments: Sequence[str]) -> None:
+    """Print a note before a search or a replay if exegpt was installed without a C compiler."""
+    from xcore import compiled_parts
+
+    if arguments and arguments[0] in _SEARCHING and "--help" not in arguments and not compiled_parts.all_there():
+        from xcore.console import output
+
+        output.note(
+            "exegpt was installed without a C compiler: searches take about 6 times as long, those at a rate and "
+            "replays about 100 times. Install one and then exegpt again, or install a wheel."
+        )
 
 
 def _check_given(arguments: Sequence[str]) -> None:
