@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xsimulator
+from exegpt.api.agent_turns import AgentTurns, check_closed_loop, drawn_turns, full_load_text, loop_facts
 from exegpt.options.option_record import option_name, option_words, typed_options
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.values import only_profile
@@ -84,7 +85,8 @@ def simulate(
         launch = read_launch(options.command)
         options, settings = _launched(options, launch)
         longest, notes = launch.longest, launch.notes
-    if options.rate and not options.replay and form_of(options.workload or ""):
+    check_closed_loop(options)
+    if (options.rate or options.agents) and not options.replay and form_of(options.workload or ""):
         options = replace(options, replay=options.workload)
     if not options.order_choice.plain and not options.one_by_one:
         raise InputError("--order and --starvation-guard need --replay or --rate: a steady state has no order.")
@@ -216,53 +218,40 @@ _AT_RATE = 20_000
 """Number of requests simulated at a rate, if a workload has no list of them."""
 
 
-def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str], None]) -> Workload:
+def _requests(schedule: Schedule, options: SimulateOptions, notes: list[str]) -> Workload:
     """Return the requests to simulate: those of a trace, or requests drawn from the workload, at --rate if given."""
     if options.replay:
         named = parse_columns(options.columns) if options.columns else None
-        rows, name = tuple(read_trace(options.replay, named, note)), Path(options.replay).name
+        rows, name = tuple(read_trace(options.replay, named, notes.append)), Path(options.replay).name
     else:
         rows, name = schedule.workload.draw(_AT_RATE, options.seed), schedule.workload.name
     if options.rate:
         rate = parse_rate(options.rate)
         rows = with_poisson_arrivals(rows, rate, options.seed)
-        note(f"arrivals: Poisson at {figure_text(rate, 6)}/s, {len(rows):,} requests")
+        notes.append(f"arrivals: Poisson at {figure_text(rate, 6)}/s, {len(rows):,} requests")
     return Workload.from_requests(name, rows)
 
 
 def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:
     """Simulate the requests one by one, as far as the model's context holds them."""
-    from xsimulator.replay.dependent_requests import replay_dependent
-    from xsimulator.replay.event_simulator import replay
-
     notes: list[str] = []
     source, named = options.replay, parse_columns(options.columns) if options.columns else None
-    trace = _requests(schedule, options, notes.append)
+    trace = drawn_turns(schedule, options) if options.agents and not source else _requests(schedule, options, notes)
     workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
-    requests, choice, hints = workload.requests or (), options.order_choice, None
-    labels = read_labels(source, named) if source else [{}] * len(trace.requests or ())
+    requests, loop = workload.requests or (), options.agents is not None
+    labels = read_labels(source, named, sessions=loop) if source else [{}] * len(trace.requests or ())
     labels = labels_of(labels, trace.requests or (), requests, schedule.model.spec.longest_request)
-    if not choice.plain:
-        hints = trace_hints(choice, labels, requests, schedule, profile)
-        if choice.name == "learned":
-            notes.append(f"order: learned, with a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
     alike = any(request.identity for request in requests)
     if alike and not schedule.prefix_caching:
         notes.append(f"prompts: {trace.name} says which prompts begin with the same tokens; --prefix-caching uses this")
-    order = choice.make(schedule, profile)
     start = time.perf_counter()
-    after = dependencies(labels)
-    if any(after):
-        _check_dependent(options)
-        run = replay_dependent(schedule, profile, requests, after, order, hints)
-    else:
-        run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=order, hints=hints)
+    run, further = _run(schedule, profile, options, requests, labels)
     wall = time.perf_counter() - start
     since_arrival = latencies(run.served, "arrival")
     times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}
     rates = {key: getattr(run.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
     count = len(run.served)
-    if count > 1 and not any(request.arrival_s for request in workload.requests or ()):
+    if count > 1 and not loop and not any(request.arrival_s for request in requests):
         notes.append(f"arrivals: all requests of {trace.name} arrive at the start")
     if schedule.prefix_caching:
         notes.append(_caching_text(run, alike, trace.name))
@@ -270,11 +259,8 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
         _write_requests(options.out, run, trace.requests or (), requests, schedule.model.spec.longest_request)
     requests_s, tokens_s = map(figure_text, rates.values())
     facts = {"requests": count, "seconds": run.seconds, "wall_seconds": wall, **rates, **times}
-    facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused}
+    facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused, "cached_share": _cached_share(run)}
     facts |= {"kv_blocks": schedule.kv_blocks, "kv_tokens": schedule.kv_blocks * schedule.block_size}
-    runs_s = run_completions(labels, run.served)
-    if runs_s:
-        facts["runs"] = {"count": len(runs_s), "completion": percentiles(runs_s)}
     text = (
         f"{count:,} request{'s' if count > 1 else ''} of {workload.name} in {duration_text(run.seconds)}, simulated in "
         f"{duration_text(wall)}: {requests_s} requests/s, {tokens_s} output tokens/s."
@@ -282,13 +268,70 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     return Prediction(
         schedule,
         profile,
-        (*assumptions, *notes, *scaling),
-        facts,
+        (*assumptions, *notes, *further.notes, *scaling),
+        facts | further.facts,
         ("since arrival", *PERCENTILES),
-        percentile_rows({**times, **({"run": percentiles(runs_s)} if runs_s else {})}),
+        percentile_rows(times | further.times),
         lambda: run.timeline,
-        (text, f"KV cache: {cache_text(schedule)}."),
+        (text, *further.texts, f"KV cache: {cache_text(schedule)}."),
     )
+
+
+@dataclass(frozen=True)
+class _Further:
+    """What a replay says besides its requests' times."""
+
+    notes: tuple[str, ...]
+    facts: dict[str, Any]
+    times: dict[str, dict[str, float | None]]
+    """Further rows of the table of times."""
+    texts: tuple[str, ...] = ()
+
+
+def _run(
+    schedule: Schedule,
+    profile: Profile,
+    options: SimulateOptions,
+    requests: Sequence[RequestLengths],
+    labels: Sequence[dict[str, Any]],
+) -> tuple["Replay", _Further]:
+    """Simulate requests: at their arrivals, after others, or in a closed loop."""
+    from xsimulator.replay.closed_loop import replay_closed_loop
+    from xsimulator.replay.dependent_requests import replay_dependent
+    from xsimulator.replay.event_simulator import replay
+
+    choice, hints, notes = options.order_choice, None, tuple[str, ...]()
+    if not choice.plain:
+        hints = trace_hints(choice, labels, requests, schedule, profile)
+        if choice.name == "learned":
+            tau = choice.tau or USUAL_TAU
+            notes = (f"order: learned, with a simulated ranker whose Kendall's tau is {tau:g}",)
+    how = choice.make(schedule, profile), hints
+    if options.agents:
+        turns = AgentTurns.of(options, requests, labels)
+        loop = replay_closed_loop(schedule, profile, requests, turns.sessions, *how)
+        facts = loop_facts(loop, turns.sessions)
+        text = full_load_text(facts)
+        times = {"session": facts["sessions"]["completion"]}
+        return loop.replay, _Further((*notes, *turns.notes), facts, times, (text,) if text else ())
+    after = dependencies(labels)
+    if any(after):
+        _check_dependent(options)
+        run = replay_dependent(schedule, profile, requests, after, *how)
+    else:
+        order = how[0]
+        run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=order, hints=hints)
+    runs_s = run_completions(labels, run.served)
+    if not runs_s:
+        return run, _Further(notes, {}, {})
+    completion = percentiles(runs_s)
+    return run, _Further(notes, {"runs": {"count": len(runs_s), "completion": completion}}, {"run": completion})
+
+
+def _cached_share(run: "Replay") -> float:
+    """Return the share of the prompts' tokens that were found in the cache when they were first admitted."""
+    found, prompts = (sum(getattr(s, key) for s in run.served) for key in ("cached_tokens", "input_tokens"))
+    return float(found / prompts)
 
 
 def _check_dependent(options: SimulateOptions) -> None:
@@ -307,8 +350,7 @@ def _caching_text(run: "Replay", alike: bool, name: str) -> str:
             f"prefix caching: {name} doesn't say which prompts begin with the same tokens; preempted requests found "
             f"{run.reused:,} of their own tokens in the cache"
         )
-    found, prompts = (sum(getattr(s, key) for s in run.served) for key in ("cached_tokens", "input_tokens"))
-    return f"prefix caching: {percent_text(found / prompts)} of the prompts' tokens were found in the cache"
+    return f"prefix caching: {percent_text(_cached_share(run))} of the prompts' tokens were found in the cache"
 
 
 def _write_requests(
