@@ -13,7 +13,7 @@ from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
-from xsimulator.replay.dependent_requests import Arrival, DependentReplay
+from xsimulator.replay.dependent_requests import DependentArrival, DependentReplay
 from xsimulator.replay.event_simulator import Replay
 
 
@@ -51,19 +51,19 @@ class _Agents:
         self._next: Mapping[int, int] = {before: after for own in self._left for before, after in pairwise(own)}
         self.full_s = inf if len(self._left) >= agents else 0.0
 
-    def begin(self) -> Iterator[Arrival]:
+    def begin(self) -> Iterator[DependentArrival]:
         for _ in range(min(self._agents, len(self._left))):
             first = self._left.popleft()[0]
-            yield Arrival(first, self._pauses_s[first])
+            yield DependentArrival(first, self._pauses_s[first])
 
-    def after(self, ended: RequestTimes) -> Iterator[Arrival]:
+    def after(self, ended: RequestTimes) -> Iterator[DependentArrival]:
         following = self._next.get(ended.index)
         if following is None and self._left:
             following = self._left.popleft()[0]
         if following is None:
             self.full_s = min(self.full_s, ended.finish_s)
         else:
-            yield Arrival(following, ended.finish_s + self._pauses_s[following])
+            yield DependentArrival(following, ended.finish_s + self._pauses_s[following])
 
 
 def replay_closed_loop(

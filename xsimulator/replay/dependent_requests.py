@@ -29,7 +29,7 @@ class After(NamedTuple):
     """Seconds from that end to its arrival."""
 
 
-class Arrival(NamedTuple):
+class DependentArrival(NamedTuple):
     """A request that arrives."""
 
     request: int
@@ -37,13 +37,13 @@ class Arrival(NamedTuple):
     arrival_s: float
 
 
-class Arrivals(Protocol):
+class ArrivalSource(Protocol):
     """Requests that arrive by themselves, or after others have ended."""
 
-    def begin(self) -> Iterable[Arrival]:
+    def begin(self) -> Iterable[DependentArrival]:
         """Return the requests that depend on no other one."""
 
-    def after(self, ended: RequestTimes) -> Iterable[Arrival]:
+    def after(self, ended: RequestTimes) -> Iterable[DependentArrival]:
         """Return the requests that arrive since another one has ended."""
 
 
@@ -69,7 +69,7 @@ class DependentReplay:
         ]
         self._prefixes = Prefixes.of(requests, schedule.block_size) if schedule.prefix_caching else None
 
-    def run(self, replicas: Items[Replica], arrivals: Arrivals) -> None:
+    def run(self, replicas: Items[Replica], arrivals: ArrivalSource) -> None:
         """Run requests on some of the replicas, which take turns in the order in which requests are submitted.
 
         Dependent requests are submitted when they arrive.
@@ -83,7 +83,7 @@ class DependentReplay:
                     next(turns).submit(*self._sequence(arrival))
             seen = len(self._record.served)
 
-    def _sequence(self, arrival: Arrival) -> tuple[Sequence, list[int] | None]:
+    def _sequence(self, arrival: DependentArrival) -> tuple[Sequence, list[int] | None]:
         """Return a request's sequence, and the keys of its blocks if prompts share prefixes."""
         place, own = arrival.request, self._requests[arrival.request]
         known = self._hints[place] if self._hints else UNKNOWN
@@ -107,20 +107,20 @@ class _Chains:
     """Requests with their arrivals, each perhaps after another one."""
 
     def __init__(self, requests: Items[RequestLengths], after: Items[After | None]):
-        self._own: list[Arrival] = []
+        self._own: list[DependentArrival] = []
         self._followers = defaultdict[int, list[After]](list)
         for place in sorted(range(len(requests)), key=lambda place: requests[place].arrival_s):
             if before := after[place]:
                 self._followers[before.request].append(After(place, before.seconds))
             else:
-                self._own.append(Arrival(place, requests[place].arrival_s))
+                self._own.append(DependentArrival(place, requests[place].arrival_s))
 
-    def begin(self) -> Iterable[Arrival]:
+    def begin(self) -> Iterable[DependentArrival]:
         return self._own
 
-    def after(self, ended: RequestTimes) -> Iterator[Arrival]:
+    def after(self, ended: RequestTimes) -> Iterator[DependentArrival]:
         for follower in self._followers[ended.index]:
-            yield Arrival(follower.request, ended.finish_s + follower.seconds)
+            yield DependentArrival(follower.request, ended.finish_s + follower.seconds)
 
 
 def replay_dependent(
