@@ -1,0 +1,198 @@
+"""Multi-turn conversations in a closed loop, beside a published campaign: `python -m benchmarks.multi_turn`.
+
+vLLM 0.15, Llama-3.3-70B in NVFP4 with keys and values in fp8 on two and four B200, 16 and 512 clients
+(`measured/inferencex`, the four runs without KV offloading). Each client sends its next turn when the last one has
+ended, after the time that the client itself took (some 8 ms). Nothing is fitted to these runs: the profile is the
+roofline with engine `vllm`, the server's settings and its KV blocks are those of its command and its log.
+
+The client counts the tokens of the messages alone. The server saw them in Llama 3.3's chat template, whose default
+system message and headers are counted here: 26 tokens that all prompts have in common, 5 for each message, and 4 that
+ask for the answer.
+
+`--front-end` replaces the engine's own time per request. `--cache 1/2,1/4` replays with a part of the cache, and prints
+the hits of an LRU cache of as many blocks, which gets the turns one after the other.
+"""
+
+import argparse
+import csv
+import gzip
+import os
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from benchmarks.vllm_runs import means
+from xcore.duration import duration_text
+from xcore.quantity import percent_text, signed_percent
+from xcore.specs.profile import Profile
+from xcore.specs.request_times import RequestTimes
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.prefixes import Prefixes
+from xcore.traces.prompt_identity import PromptIdentity
+from xscheduler.engine_settings import EngineSettings, follow
+from xscheduler.settings import find_setting
+from xsimulator.replay.dependent_requests import After, replay_dependent
+from xsimulator.replay.event_simulator import Replay
+
+DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+REQUESTS = DATA / "measured" / "inferencex" / "multiturn_llama70b_fp4_b200_vllm_requests.csv.gz"
+RUNS = REQUESTS.with_name("multiturn_llama70b_fp4_b200_vllm_runs.csv")
+SYSTEM, MESSAGE, ANSWER = 26, 5, 4
+"""Tokens of Llama 3.3's chat template: its system message, a message's header and end, the header of the answer."""
+BUDGET, MEMORY = 8192, 0.9
+"""Tokens of an iteration, and the share of the memory, in the server's command."""
+LIMITS = {"TTFT": 0.25, "time per token": 0.10, "latency": 0.10}
+"""Relative errors that issue 36 allows."""
+HIT_POINTS = 0.02
+"""Error of the hit rate that it allows."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run of the campaign; times are means in seconds."""
+
+    name: str
+    tp: int
+    clients: int
+    kv_tokens: int
+    times: dict[str, float]
+    hit_rate: float
+    turns: tuple[RequestLengths, ...]
+    after: tuple[After | None, ...]
+
+
+def read_runs() -> list[MeasuredRun]:
+    """Return the runs without KV offloading whose server had the devices alone."""
+    with RUNS.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["offload"] == "off" and row["server_log"].startswith("one")]
+    turns = defaultdict(list)
+    with gzip.open(REQUESTS, "rt") as file:
+        for row in csv.DictReader(file):
+            turns[row["run"]].append(row)
+    return [_run(row, turns[row["exp_name"]]) for row in rows]
+
+
+def _run(row: dict[str, str], turns: list[dict[str, str]]) -> MeasuredRun:
+    turns.sort(key=lambda turn: float(turn["start_time_ms"]))
+    columns = {"TTFT": "ttft_ms", "time per token": "tpot_ms", "latency": "latency_ms"}
+    return MeasuredRun(
+        row["exp_name"],
+        int(row["tp"]),
+        int(row["bs"]),
+        int(row["kv_tokens"].replace(",", "")),
+        {name: float(row[f"mean_{column}"]) / 1e3 for name, column in columns.items()},
+        float(row["gpu_hit_rate"]) / 100,
+        tuple(_turn(turn) for turn in turns),
+        tuple(_after(turns)),
+    )
+
+
+def _turn(row: dict[str, str]) -> RequestLengths:
+    """Return a turn as the server saw it."""
+    tokens = int(row["input_num_tokens"]) + SYSTEM + MESSAGE * int(row["input_num_turns"]) + ANSWER
+    identity = PromptIdentity(prefix="system", prefix_tokens=SYSTEM, conversation=row["conversation_id"])
+    return RequestLengths(tokens, max(1, int(row["output_num_tokens"])), 0.0, identity)
+
+
+def _after(rows: Iterable[dict[str, str]]) -> Iterable[After | None]:
+    """Yield the turn of the same client that each turn follows, and the client's seconds in between."""
+    last: dict[str, tuple[int, float]] = {}
+    for place, row in enumerate(rows):
+        start_s, before = float(row["start_time_ms"]) / 1e3, last.get(row["client_id"])
+        yield None if before is None else After(before[0], start_s - before[1])
+        last[row["client_id"]] = place, start_s + float(row["latency_ms"]) / 1e3
+
+
+def server_of(run: MeasuredRun, front_end: str | None) -> tuple[Schedule, Profile]:
+    """Return the server's schedule, and its profile by the data sheet."""
+    setting = find_setting(
+        "llama-3.3-70b",
+        f"{run.tp}xB200",
+        Workload.from_requests(run.name, run.turns),
+        "roofline",
+        dtype="nvfp4",
+        kv_dtype="fp8",
+        memory_fraction=MEMORY,
+        engine="vllm",
+        front_end=front_end,
+        one_by_one=True,
+    )
+    flags = {"max_num_seqs": run.clients, "max_num_batched_tokens": BUDGET, "tp_degree": run.tp, "admission": "grow"}
+    schedule, _ = follow(setting, EngineSettings.of(flags | {"prefix_caching": True, "kv_blocks": run.kv_tokens // 16}))
+    return schedule, setting.profile
+
+
+def hit_rate(served: Sequence[RequestTimes]) -> float:
+    """Return the share of the prompts' tokens that were found in the cache."""
+    return sum(each.cached_tokens for each in served) / sum(each.input_tokens for each in served)
+
+
+def lru_hit_rate(turns: Sequence[RequestLengths], order: Iterable[int], blocks: int, size: int) -> float:
+    """Return the hit rate of a cache that forgets the least recently used block, for turns one after the other."""
+    prefixes, cache = Prefixes.of(turns, size), OrderedDict[int, None]()
+    assert prefixes, "all turns have identities"
+    found = 0
+    for place in order:
+        turn = turns[place]
+        keys = prefixes.keys(place, turn.input + turn.output - 1, size)
+        most = (turn.input - 1) // size
+        hit = next((number for number, key in enumerate(keys[:most]) if key not in cache), min(most, len(keys)))
+        found += hit * size
+        for key in reversed(keys):
+            cache[key] = None
+            cache.move_to_end(key)
+        while len(cache) > blocks:
+            cache.popitem(last=False)
+    return found / sum(turn.input for turn in turns)
+
+
+def compare(run: MeasuredRun, front_end: str | None) -> tuple[Replay, dict[str, float]]:
+    """Replay a run; return the replay, and the relative error of each mean time."""
+    schedule, profile = server_of(run, front_end)
+    replayed = replay_dependent(schedule, profile, run.turns, run.after)
+    figures = means(replayed.served)
+    return replayed, {name: figures[name] / measured - 1 for name, measured in run.times.items()}
+
+
+def print_cache(run: MeasuredRun, shares: Sequence[Fraction], front_end: str | None) -> None:
+    """Print the hit rates with parts of the cache, in the replay and of an LRU cache."""
+    schedule, profile = server_of(run, front_end)
+    for share in shares:
+        blocks = int(schedule.kv_blocks * share)
+        part = replace(schedule, kv_blocks=blocks)
+        served = replay_dependent(part, profile, run.turns, run.after).served
+        order = [each.index for each in sorted(served, key=lambda each: each.start_s)]
+        alone = lru_hit_rate(run.turns, order, blocks, schedule.block_size)
+        texts = percent_text(hit_rate(served)), percent_text(alone)
+        print(f"{run.name:20} {share!s:>5} of the cache: {texts[0]} in the replay, {texts[1]} LRU", flush=True)
+
+
+def main() -> None:
+    """Print measured beside predicted figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--front-end", help="time per request outside the engine, like 60ms; default: the engine's")
+    parser.add_argument("--cache", default="", help="parts of the cache, like 1/2,1/4")
+    asked = parser.parse_args()
+    if not REQUESTS.exists():
+        print(f"skipped: there is no file {REQUESTS} (EXEGPT_DATA)")
+        return
+    print(f"{'predicted / measured':20}" + "".join(f" {name:>27}" for name in LIMITS) + f" {'hit rate':>22}")
+    for run in read_runs():
+        replayed, errors = compare(run, asked.front_end)
+        figures = means(replayed.served)
+        cells = [
+            f"{duration_text(figures[name])} / {duration_text(value)} {signed_percent(errors[name]):>6}"
+            for name, value in run.times.items()
+        ]
+        rate = hit_rate(replayed.served)
+        hits = f"{rate:.1%} / {run.hit_rate:.1%} {100 * (rate - run.hit_rate):+.1f} points"
+        print(f"{run.name:20}" + "".join(f" {cell:>27}" for cell in cells) + f"  {hits}", flush=True)
+    for run in read_runs():
+        print_cache(run, [Fraction(text) for text in asked.cache.split(",") if text], asked.front_end)
+
+
+if __name__ == "__main__":
+    main()
