@@ -12,6 +12,7 @@ from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
 from xcore.specs.bound import OF_LONGEST, BoundMeaning
+from xcore.specs.prefix_hit import found_tokens
 from xcore.specs.request_times import long_outputs
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.workload import LengthDistribution, RequestLengths, Workload
@@ -104,7 +105,10 @@ class Arrivals:
             inputs = workload.input.sample(many, lengths).astype(np.float64)
             outputs = workload.output.sample(many, lengths).astype(np.float64)
         times = np.cumsum(gaps.exponential(size=many))
-        return Arrivals(*_clipped(inputs, outputs, context), times - times[0], True, prefixes)
+        inputs, outputs = _clipped(inputs, outputs, context)
+        if workload.prefix_hit and not workload.requests:
+            prefixes = Prefixes.of_one_text(found_tokens(inputs, workload.prefix_hit))
+        return Arrivals(inputs, outputs, times - times[0], True, prefixes)
 
     @staticmethod
     def traced(workload: Workload, context: int | None) -> "Arrivals":
@@ -129,7 +133,7 @@ class Arrivals:
         """
         found = self.prefixes.found(self.inputs, BLOCK_SIZE) if self.prefixes else 0.0
         lengths = LengthDistribution.from_samples((self.inputs - found).astype(np.int64))
-        return replace(workload, input=lengths, requests=None)
+        return replace(workload, input=lengths, requests=None, prefix_hit=0.0)
 
     def requests(self, rate: float, count: int | None = None) -> list[RequestLengths]:
         """Return the first `count` requests at `rate` per second, for a replay."""

@@ -37,6 +37,11 @@ def check_closed_loop(options: SimulateOptions) -> None:
             f"{other} needs requests with fixed arrivals, but with --agents {options.agents} a turn arrives when the "
             "last one has ended: leave one of the two out."
         )
+    if options.turns and options.turns > 1 and options.prefix_hit:
+        raise InputError(
+            f"--turns {options.turns} says what prompts find in the cache, and so does --prefix-hit "
+            f"{options.prefix_hit:g}: leave one of the two out."
+        )
     if options.turns and options.replay:
         raise InputError(
             f"--turns {options.turns} is for sessions that are drawn, but '{options.replay}' has its own: leave "

@@ -20,13 +20,14 @@ from exegpt.report.figures import (
     steady_notes,
 )
 from xcore import document
-from xcore.choices import with_adjustment
+from xcore.choices import check_prefix_caching, with_adjustment
 from xcore.columns import parse_columns
 from xcore.document import to_dict
 from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.files import read_schedule
 from xcore.quantity import figure_text, percent_text
+from xcore.specs.prefix_hit import with_prefix_hit
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.schedule import Schedule
@@ -86,6 +87,10 @@ def simulate(
         options, settings = _launched(options, launch)
         longest, notes = launch.longest, launch.notes
     check_closed_loop(options)
+    if options.prefix_hit:
+        if options.prefix_caching is False:
+            raise InputError(f"--no-prefix-caching contradicts --prefix-hit {options.prefix_hit:g}: leave one out.")
+        options = replace(options, prefix_caching=True)
     if (options.rate or options.agents) and not options.replay and form_of(options.workload or ""):
         options = replace(options, replay=options.workload)
     if not options.order_choice.plain and not options.one_by_one:
@@ -152,6 +157,9 @@ def _of_engine(
         front_end=options.front_end,
         one_by_one=options.one_by_one,
     )
+    if options.prefix_hit:
+        check_prefix_caching(settings.policy or "chunked", setting.model, f"--prefix-hit {options.prefix_hit:g}")
+        setting = setting.with_prefix_hit(options.prefix_hit)
     schedule, assumed = follow(setting, settings, options.engine)
     import_text = setting.kernels.text if setting.kernels else None  # the policy may have another engine
     said = [text for text in setting.assumptions if text != import_text]
@@ -165,7 +173,8 @@ def _of_file(
 
     Raises InputError for options whose values are already in the file.
     """
-    names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction", "expert_parallel", "attention_dp")
+    names = ("model", "cluster", "workload", "prefix_hit", "dtype", "kv_dtype", "memory_fraction")
+    names += ("expert_parallel", "attention_dp")
     others = {name: getattr(options, name) or None for name in names}
     for name, value in (settings.given | others).items():
         if value is not None:
@@ -190,8 +199,11 @@ def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) 
     """Predict the steady state of a long run."""
     running, notes = resident(schedule, profile)
     notes = (*notes, *steady_notes(schedule))
-    if schedule.prefix_caching:
-        notes = (*notes, "the steady state ignores prefix caching; --replay simulates it")
+    if schedule.prefix_caching and not schedule.workload.prefix_hit:
+        notes = (
+            *notes,
+            "the steady state ignores prefix caching; --replay simulates it, and --prefix-hit assumes a share",
+        )
     estimate = xsimulator.estimate(running, profile)
     return Prediction(
         schedule,
@@ -229,7 +241,8 @@ def _requests(schedule: Schedule, options: SimulateOptions, notes: list[str]) ->
         rate = parse_rate(options.rate)
         rows = with_poisson_arrivals(rows, rate, options.seed)
         notes.append(f"arrivals: Poisson at {figure_text(rate, 6)}/s, {len(rows):,} requests")
-    return Workload.from_requests(name, rows)
+    workload = Workload.from_requests(name, rows)
+    return with_prefix_hit(workload, options.prefix_hit) if options.replay and options.prefix_hit else workload
 
 
 def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:

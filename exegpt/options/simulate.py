@@ -49,6 +49,7 @@ class SimulateOptions(
     shared_options.ControlOptions,
     shared_options.AdjustOptions,
     EngineRulesOptions,
+    shared_options.PrefixHitOptions,
     shared_options.PredictionOptions,
     PlanSimulationOptions,
 ):

@@ -38,6 +38,8 @@ def identified(requests: Iterable[RequestLengths], share: float) -> tuple[Reques
 def with_prefix_hit(workload: Workload, share: float) -> Workload:
     """Return the workload with a share of hits; InputError if its trace already says which prompts begin alike."""
     rows = workload.requests
+    if workload.prefix_hit == share:
+        return workload
     if rows and any(row.identity for row in rows):
         raise InputError(
             f"--prefix-hit {share:g} is for prompts of which nothing is known, but {workload.name} says which prompts "
