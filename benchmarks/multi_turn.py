@@ -10,14 +10,14 @@ system message and headers are counted here: 26 tokens that all prompts have in 
 ask for the answer.
 
 `--front-end` replaces the engine's own time per request. `--cache 1/2,1/4` replays with a part of the cache, and prints
-the hits of an LRU cache of as many blocks, which gets the turns one after the other.
+the hits of an LRU cache of as many blocks, which gets the turns at the times of the replay.
 """
 
 import argparse
 import csv
 import gzip
 import os
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -130,22 +130,34 @@ def hit_rate(served: Sequence[RequestTimes]) -> float:
     return sum(each.cached_tokens for each in served) / sum(each.input_tokens for each in served)
 
 
-def lru_hit_rate(turns: Sequence[RequestLengths], order: Iterable[int], blocks: int, size: int) -> float:
-    """Return the hit rate of a cache that forgets the least recently used block, for turns one after the other."""
-    prefixes, cache = Prefixes.of(turns, size), OrderedDict[int, None]()
+def lru_hit_rate(turns: Sequence[RequestLengths], served: Sequence[RequestTimes], blocks: int, size: int) -> float:
+    """Return the hit rate of a cache that forgets the least recently used block that no running turn holds.
+
+    A turn looks its prompt up when it starts, and has computed its text when it finishes; `served` has these times.
+    """
+    prefixes, free, held, found = Prefixes.of(turns, size), OrderedDict[int, None](), Counter[int](), 0
     assert prefixes, "all turns have identities"
-    found = 0
-    for place in order:
+    events = [(times.start_s, True, times.index) for times in served]
+    events += [(times.finish_s, False, times.index) for times in served]
+    for _, starts, place in sorted(events):
         turn = turns[place]
-        keys = prefixes.keys(place, turn.input + turn.output - 1, size)
-        most = (turn.input - 1) // size
-        hit = next((number for number, key in enumerate(keys[:most]) if key not in cache), min(most, len(keys)))
-        found += hit * size
-        for key in reversed(keys):
-            cache[key] = None
-            cache.move_to_end(key)
-        while len(cache) > blocks:
-            cache.popitem(last=False)
+        keys = prefixes.keys(place, turn.input + (0 if starts else turn.output - 1), size)
+        prompt = turn.input // size
+        if starts:
+            most = (turn.input - 1) // size
+            known = (number for number, key in enumerate(keys[:most]) if key not in free and not held[key])
+            found += next(known, most) * size
+        for key in keys if starts else keys[prompt:]:
+            held[key] += 1
+            free.pop(key, None)
+        if not starts:
+            for key in reversed(keys):
+                held[key] -= 1
+                if not held[key]:
+                    del held[key]
+                    free[key] = None
+        while free and len(free) + len(held) > blocks:
+            free.popitem(last=False)
     return found / sum(turn.input for turn in turns)
 
 
@@ -164,8 +176,7 @@ def print_cache(run: MeasuredRun, shares: Sequence[Fraction], front_end: str | N
         blocks = int(schedule.kv_blocks * share)
         part = replace(schedule, kv_blocks=blocks)
         served = replay_dependent(part, profile, run.turns, run.after).served
-        order = [each.index for each in sorted(served, key=lambda each: each.start_s)]
-        alone = lru_hit_rate(run.turns, order, blocks, schedule.block_size)
+        alone = lru_hit_rate(run.turns, served, blocks, schedule.block_size)
         texts = percent_text(hit_rate(served)), percent_text(alone)
         print(f"{run.name:20} {share!s:>5} of the cache: {texts[0]} in the replay, {texts[1]} LRU", flush=True)
 

@@ -47,10 +47,10 @@ class Setting:
 
     def with_prefix_hit(self, share: float) -> "Setting":
         """Return the setting with a share of the prompts' tokens in the prefix cache."""
+        caching = " and ".join(name for name, traits in TRAITS.items() if traits.caches_prefixes)
         text = (
-            f"prefix hit: {percent_text(share)} of the prompts' tokens, to the nearest {BLOCK_SIZE}, are taken to be in "
-            "the cache, as of one text that all prompts begin with; only "
-            f"{' and '.join(name for name, traits in TRAITS.items() if traits.caches_prefixes)} cache prefixes"
+            f"prefix hit: {percent_text(share)} of the prompts' tokens, to the nearest {BLOCK_SIZE}, are in the cache, "
+            f"as if all prompts began with the same text; only {caching} cache prefixes"
         )
         return replace(self, workload=with_prefix_hit(self.workload, share), assumptions=(*self.assumptions, text))
 

@@ -173,8 +173,10 @@ def _of_file(
 
     Raises InputError for options whose values are already in the file.
     """
-    names = ("model", "cluster", "workload", "prefix_hit", "dtype", "kv_dtype", "memory_fraction")
-    names += ("expert_parallel", "attention_dp")
+    names = (
+        *("model", "cluster", "workload", "prefix_hit", "dtype", "kv_dtype", "memory_fraction"),
+        *("expert_parallel", "attention_dp"),
+    )
     others = {name: getattr(options, name) or None for name in names}
     for name, value in (settings.given | others).items():
         if value is not None:

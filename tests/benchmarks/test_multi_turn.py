@@ -1,9 +1,12 @@
 """The closed-loop replay of a published campaign: its turns, and one run's errors where the data are."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.multi_turn import HIT_POINTS, compare, hit_rate, lru_hit_rate, read_runs
 from tests.public_data import needs_data
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.workload import RequestLengths
 from xcore.traces.prompt_identity import PromptIdentity
 
@@ -15,9 +18,13 @@ def turn(conversation, input, output):
 def test_an_lru_cache_forgets_what_was_used_longest_ago():
     turns = [turn("a", 32, 17), turn("b", 64, 1), turn("a", 64, 1), turn("b", 80, 1)]
     tokens = 32 + 64 + 64 + 80
-    assert lru_hit_rate(turns, range(4), 100, 16) == (48 + 64) / tokens
-    assert lru_hit_rate(turns, range(4), 7, 16) == (48 + 48) / tokens, "the end of b went for that of a"
-    assert lru_hit_rate(turns, range(4), 4, 16) == 0.0
+    alone = [RequestTimes(i, own.input, own.output, i, i, i, i + 0.5) for i, own in enumerate(turns)]
+    assert lru_hit_rate(turns, alone, 100, 16) == (48 + 64) / tokens
+    assert lru_hit_rate(turns, alone, 7, 16) == (48 + 48) / tokens, "the end of b went for that of a"
+    assert lru_hit_rate(turns, alone, 4, 16) == 0.0
+    assert lru_hit_rate(turns, [replace(times, finish_s=9.0) for times in alone], 1, 16) == (32 + 64) / tokens, (
+        "blocks of running turns stay, and outputs are there in the end"
+    )
 
 
 def test_a_run_of_sixteen_clients_is_a_closed_loop():

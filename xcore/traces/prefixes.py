@@ -52,7 +52,7 @@ class Prefixes:
 
     @staticmethod
     def of_one_text(tokens: NDArray[np.float64]) -> "Prefixes":
-        """Return the prefixes of requests that begin with so many tokens of one text [requests], which none of them is."""
+        """Return the prefixes of requests that begin with so many tokens of one text [requests]; none is that text."""
         count = len(tokens)
         parents = np.append(-1, np.where(tokens > 0, 0, -1)).astype(np.intp)
         return Prefixes(parents, np.append(0, tokens).astype(np.intp), np.arange(1, count + 1, dtype=np.intp))

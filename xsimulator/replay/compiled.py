@@ -4,7 +4,7 @@ Its decisions and times equal those of `event_simulator.py`, request by request.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -44,6 +44,8 @@ class RequestArrays:
     """0, COUNTS, or COUNTS + COUNTS_FOR_LATENCY."""
     prefixes: Prefixes | None = None
     """The prefixes that prompts share, if prefixes are cached; None: no shared prefixes."""
+    warm: Array | None = None
+    """Tokens of each prompt from one text that all begin with, as in `prefixes`; None: there is no such text."""
 
 
 def dealt(
@@ -126,14 +128,16 @@ class Replicas:
         front_end = self._profile.front_end_s * np.array([1.0, 0.0, 1.0])
         count = len(requests.arrivals)
         figures, busy = np.empty((count, 6)), np.zeros(len(schedule.stages))
-        prefixes = _prefixes(schedule, requests)
+        prefixes, warm = _prefixes(schedule, requests), _warm(schedule, requests)
+        common = int(warm.max()) // schedule.block_size if warm.size else 0
+        watch.used[1] -= common
         seconds = event_loop.run(
             requests.arrivals,
             requests.inputs,
             requests.outputs,
             requests.flags,
             self._sides(schedule, replica_cost),
-            _settings(schedule, replica_cost),
+            _settings(replace(schedule, kv_blocks=schedule.kv_blocks - common), replica_cost, not warm.size),
             watch.limits - front_end,
             watch.allowed,
             watch.missed,
@@ -141,9 +145,11 @@ class Replicas:
             prefixes.places,
             prefixes.parents,
             prefixes.shared,
+            warm,
             figures,
             busy,
         )
+        watch.used[1] += common
         if seconds is None:
             return None
         started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
@@ -187,6 +193,15 @@ def _prefixes(schedule: Schedule, requests: RequestArrays) -> Prefixes:
     return Prefixes(np.full_like(places, -1), np.zeros_like(places), places)
 
 
+def _warm(schedule: Schedule, requests: RequestArrays) -> Array:
+    """Return the tokens that are always in the cache: counting them takes less time than keeping each block.
+
+    Under *grow*, a preempted request may find its own blocks too.
+    """
+    counted = schedule.prefix_caching and schedule.admission == "reserve" and requests.warm is not None
+    return requests.warm if counted and requests.warm is not None else np.zeros(0)
+
+
 def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: bool) -> None:
     tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder)
     longest = int(tokens.argmax())
@@ -199,7 +214,7 @@ def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: 
         )
 
 
-def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
+def _settings(schedule: Schedule, replica_cost: ReplicaCost, keeps: bool = True) -> Array:
     policy = checked(schedule).traits.compiled
     if policy is None:
         raise InputError(
@@ -211,7 +226,7 @@ def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
             "simulator, or admission reserve."
         )
     control = schedule.control
-    cache = schedule.admission == "grow", schedule.prefix_caching, shares_in_step(schedule)
+    cache = schedule.admission == "grow", schedule.prefix_caching and keeps, shares_in_step(schedule)
     ahead = decides_ahead(schedule, replica_cost)
     sizes = schedule.kv_blocks, schedule.block_size
     numbers = (policy, control.batch, control.limit, *sizes, replica_cost.encoder_decoder, *cache, ahead)
