@@ -3,7 +3,8 @@
 vLLM 0.15, Llama-3.3-70B in NVFP4 with keys and values in fp8 on two and four B200, 16 and 512 clients
 (`measured/inferencex`, the four runs without KV offloading). Each client sends its next turn when the last one has
 ended, after the time that the client itself took (some 8 ms). Nothing is fitted to these runs: the profile is the
-roofline with engine `vllm`, the server's settings and its KV blocks are those of its command and its log.
+roofline with engine `vllm` and the attention kernel of the command, the settings and the KV blocks are those of the
+server's command and log.
 
 The client counts the tokens of the messages alone. The server saw them in Llama 3.3's chat template, whose default
 system message and headers are counted here: 26 tokens that all prompts have in common, 5 for each message, and 4 that
@@ -26,12 +27,14 @@ from pathlib import Path
 from benchmarks.vllm_runs import means
 from xcore.duration import duration_text
 from xcore.quantity import percent_text, signed_percent
+from xcore.specs.engine_spec import find_engine
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.prefixes import Prefixes
 from xcore.traces.prompt_identity import PromptIdentity
+from xprofiler.roofline import roofline_profile
 from xscheduler.engine_settings import EngineSettings, follow
 from xscheduler.settings import find_setting
 from xsimulator.replay.dependent_requests import After, replay_dependent
@@ -44,6 +47,12 @@ SYSTEM, MESSAGE, ANSWER = 26, 5, 4
 """Tokens of Llama 3.3's chat template: its system message, a message's header and end, the header of the answer."""
 BUDGET, MEMORY = 8192, 0.9
 """Tokens of an iteration, and the share of the memory, in the server's command."""
+FLASHINFER_KV8_RATE = 0.37
+"""Share of the rate of 16-bit keys and values at which FlashInfer's own decoding kernel reads 8-bit ones on a B200.
+
+The server's command excludes TensorRT-LLM's kernels, which engine `vllm` has. In the tables of aiconfigurator 0.12.0
+(SGLang 0.5.14, kernel `flashinfer`, from 250 MB on) this kernel reads 2.6 TB/s, TensorRT-LLM's 5.8.
+"""
 LIMITS = {"TTFT": 0.25, "time per token": 0.10, "latency": 0.10}
 """Relative errors that issue 36 allows."""
 HIT_POINTS = 0.02
@@ -120,6 +129,9 @@ def server_of(run: MeasuredRun, front_end: str | None) -> tuple[Schedule, Profil
         front_end=front_end,
         one_by_one=True,
     )
+    engine = replace(find_engine("vllm"), kv8_rate=FLASHINFER_KV8_RATE)
+    profile = roofline_profile(setting.model, setting.cluster, "nvfp4", (run.tp,), kv_dtype="fp8", engine=engine)
+    setting = replace(setting, profile=replace(profile, front_end_s=setting.profile.front_end_s))
     flags = {"max_num_seqs": run.clients, "max_num_batched_tokens": BUDGET, "tp_degree": run.tp, "admission": "grow"}
     schedule, _ = follow(setting, EngineSettings.of(flags | {"prefix_caching": True, "kv_blocks": run.kv_tokens // 16}))
     return schedule, setting.profile
