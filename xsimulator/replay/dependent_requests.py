@@ -59,7 +59,11 @@ class DependentReplay:
         hints: Items[Hints] | None = None,
         step_by_step: bool = True,
     ):
-        """Create the replicas; without `step_by_step`, each is to run alone."""
+        """Create the replicas.
+
+        Without `step_by_step`, a replica runs to the end of a sequence at once: its requests may depend on no other
+        replica, and it must not be disaggregated.
+        """
         cost, micro_batching = ReplicaCost.of(schedule, profile), micro_batching_of(schedule)
         self._schedule, self._requests, self._hints = schedule, requests, hints
         self._record = Record(len(requests), micro_batching.index, cost.encoder_decoder, profile.front_end_s)
@@ -138,6 +142,7 @@ def replay_dependent(
     Raises:
         InputError: The KV cache cannot hold one of the requests.
     """
-    replaying = DependentReplay(schedule, profile, requests, order, hints)
+    several = schedule.replicas > 1 or schedule.traits.disaggregated
+    replaying = DependentReplay(schedule, profile, requests, order, hints, step_by_step=several)
     replaying.run(replaying.replicas, _Chains(requests, after))
     return replaying.result
