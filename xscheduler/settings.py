@@ -5,16 +5,16 @@ from pathlib import Path
 
 from xcore.choices import check_choice
 from xcore.errors import InputError
-from xcore.policies import TRAITS, runs
+from xcore.policies import runs
 from xcore.quantity import figure_text, percent_text
 from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.deployment import Deployment
 from xcore.specs.engine_memory import DATA_SHEET
 from xcore.specs.engine_spec import EngineSpec, engine_of
 from xcore.specs.model import ARITHMETIC, BYTES, DTYPES, KV_DTYPES, ModelSpec, usual_kv_dtype
-from xcore.specs.prefix_hit import with_prefix_hit
+from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
-from xcore.specs.schedule import BLOCK_SIZE, Schedule
+from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xcore.traces.fit_context import fit_context
 from xcore.usable_cpus import usable_cpus
@@ -47,12 +47,9 @@ class Setting:
 
     def with_prefix_hit(self, share: float) -> "Setting":
         """Return the setting with a share of the prompts' tokens in the prefix cache."""
-        caching = " and ".join(name for name, traits in TRAITS.items() if traits.caches_prefixes)
-        text = (
-            f"prefix hit: {percent_text(share)} of the prompts' tokens, to the nearest {BLOCK_SIZE}, are in the cache, "
-            f"as if all prompts began with the same text; only {caching} cache prefixes"
+        return replace(
+            self, workload=with_prefix_hit(self.workload, share), assumptions=(*self.assumptions, hit_text(share))
         )
-        return replace(self, workload=with_prefix_hit(self.workload, share), assumptions=(*self.assumptions, text))
 
 
 def find_model(text: str) -> ModelSpec:

@@ -27,7 +27,7 @@ from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.files import read_schedule
 from xcore.quantity import figure_text, percent_text
-from xcore.specs.prefix_hit import with_prefix_hit
+from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.schedule import Schedule
@@ -90,7 +90,7 @@ def simulate(
     if options.prefix_hit:
         if options.prefix_caching is False:
             raise InputError(f"--no-prefix-caching contradicts --prefix-hit {options.prefix_hit:g}: leave one out.")
-        options = replace(options, prefix_caching=True)
+        options = replace(options, prefix_caching=None if options.schedule else True)
     if (options.rate or options.agents) and not options.replay and form_of(options.workload or ""):
         options = replace(options, replay=options.workload)
     if not options.order_choice.plain and not options.one_by_one:
@@ -183,17 +183,28 @@ def _of_file(
             typed = " ".join(option_words(name, value))
             raise InputError(f"The schedule file determines {option_name(name)}: leave {typed} or --schedule out.")
     schedule = read_schedule(path)
+    share = schedule.workload.prefix_hit
+    assumed = (hit_text(share),) if share else ()
     named = only_profile(options.profile)
     stock = named in (None, "roofline") and options.engine is None and options.front_end is None
     roofline = rooflines.found_on(schedule) if stock else None
     if roofline:
         which = f"profile: the roofline that the schedule is based on, {rooflines.engine_text(roofline)}"
-        return schedule, roofline, (which, *rooflines.accuracy(roofline, schedule.cluster, schedule.model.spec))
+        return (
+            schedule,
+            roofline,
+            (*assumed, which, *rooflines.accuracy(roofline, schedule.cluster, schedule.model.spec)),
+        )
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
     engine, front_end = options.engine, options.front_end
     profile, which = find_profile(named, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end)
     profile, other = as_found(profile, schedule, engine)
-    said = (which, *([other] if other else []), *rooflines.accuracy(profile, schedule.cluster, schedule.model.spec))
+    said = (
+        *assumed,
+        which,
+        *([other] if other else []),
+        *rooflines.accuracy(profile, schedule.cluster, schedule.model.spec),
+    )
     return schedule, profile, said
 
 

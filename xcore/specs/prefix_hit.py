@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xcore.errors import InputError
+from xcore.policies import TRAITS
+from xcore.quantity import percent_text
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.workload import LengthDistribution, RequestLengths, Workload
 from xcore.traces.prompt_identity import PromptIdentity
@@ -32,6 +34,15 @@ def identified(requests: Iterable[RequestLengths], share: float) -> tuple[Reques
     return tuple(
         replace(row, identity=PromptIdentity(prefix="", prefix_tokens=tokens))
         for row, tokens in zip(rows, found, strict=True)
+    )
+
+
+def hit_text(share: float) -> str:
+    """Return the sentence that says what a share means."""
+    caching = " and ".join(name for name, traits in TRAITS.items() if traits.caches_prefixes)
+    return (
+        f"prefix hit: {percent_text(share)} of the prompts' tokens, to the nearest {BLOCK_SIZE}, are in the cache, as "
+        f"if all prompts began with the same text; only {caching} cache prefixes"
     )
 
 

@@ -34,6 +34,10 @@ def test_a_search_is_as_good_as_an_exhaustive_one_and_its_answer_as_its_replay(e
     again = exegpt("simulate", "--schedule", out, "--json")
     assert again.json["throughput_tok_s"] == pytest.approx(answer["estimate"]["throughput_tok_s"], rel=1e-6)
     assert not any("ignores prefix caching" in text for text in again.json["assumptions"])
+    assert any(text.startswith("prefix hit: 70% of the prompts' tokens") for text in again.json["assumptions"])
+    assert "70% of the prompts cached" in " ".join(exegpt("show", out).out.split())
+    refused = exegpt("simulate", "--schedule", out, "--prefix-hit", 0.5)
+    assert refused.code == 2 and "The schedule file determines --prefix-hit: leave --prefix-hit 0.5" in refused.err
 
 
 def test_requests_of_traces_and_agents_find_the_share(exegpt, tmp_path):
