@@ -21,7 +21,7 @@ import csv
 import gzip
 import os
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -152,32 +152,42 @@ def hit_rate(served: Sequence[RequestTimes]) -> float:
 def lru_hit_rate(turns: Sequence[RequestLengths], served: Sequence[RequestTimes], blocks: int, size: int) -> float:
     """Return the hit rate of a cache that forgets the least recently used block that no running turn holds.
 
-    A turn looks its prompt up when it starts, and has computed its text when it finishes; `served` has these times.
+    A turn looks its prompt up when it starts, and gets a block whenever its tokens fill one; `served` has these times.
     """
     prefixes, free, held, found = Prefixes.of(turns, size), OrderedDict[int, None](), Counter[int](), 0
     assert prefixes, "all turns have identities"
-    events = [(times.start_s, True, times.index) for times in served]
-    events += [(times.finish_s, False, times.index) for times in served]
-    for _, starts, place in sorted(events):
-        turn = turns[place]
-        keys = prefixes.keys(place, turn.input + (0 if starts else turn.output - 1), size)
-        prompt = turn.input // size
-        if starts:
-            most = (turn.input - 1) // size
-            known = (number for number, key in enumerate(keys[:most]) if key not in free and not held[key])
-            found += next(known, most) * size
-        for key in keys if starts else keys[prompt:]:
-            held[key] += 1
-            free.pop(key, None)
-        if not starts:
-            for key in reversed(keys):
+    keys = [prefixes.keys(place, turn.input + turn.output - 1, size) for place, turn in enumerate(turns)]
+    for _, kind, place, block in sorted(event for times in served for event in _events(times, keys[times.index], size)):
+        own, prompt = keys[place], turns[place].input // size
+        if kind == _FINISH:
+            for key in reversed(own):
                 held[key] -= 1
                 if not held[key]:
                     del held[key]
                     free[key] = None
+            continue
+        if kind == _START:
+            most = (turns[place].input - 1) // size
+            found += next((number for number, key in enumerate(own[:most]) if key not in free and not held[key]), most)
+        for key in own[:prompt] if kind == _START else own[block : block + 1]:
+            held[key] += 1
+            free.pop(key, None)
         while free and len(free) + len(held) > blocks:
             free.popitem(last=False)
-    return found / sum(turn.input for turn in turns)
+    return found * size / sum(turn.input for turn in turns)
+
+
+_FINISH, _START, _GROW = range(3)
+
+
+def _events(times: RequestTimes, keys: Sequence[int], size: int) -> Iterator[tuple[float, int, int, int]]:
+    """Yield a turn's events: time, kind, turn and, when its tokens fill a block, the block's number."""
+    yield times.start_s, _START, times.index, 0
+    per_token_s = (times.finish_s - times.first_token_s) / max(times.output_tokens - 1, 1)
+    for block in range(times.input_tokens // size, len(keys)):
+        tokens = (block + 1) * size - times.input_tokens
+        yield times.first_token_s + tokens * per_token_s, _GROW, times.index, block
+    yield times.finish_s + 1e-9, _FINISH, times.index, 0
 
 
 def front_end_of_fifth() -> float:

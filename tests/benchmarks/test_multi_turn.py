@@ -4,11 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.multi_turn import HIT_POINTS, LIMITS, compare, front_end_of_fifth, hit_rate, lru_hit_rate, read_runs
+from benchmarks.multi_turn import (
+    HIT_POINTS,
+    LIMITS,
+    compare,
+    front_end_of_fifth,
+    hit_rate,
+    lru_hit_rate,
+    read_runs,
+    server_of,
+)
 from tests.public_data import needs_data
 from xcore.specs.request_times import RequestTimes
 from xcore.specs.workload import RequestLengths
 from xcore.traces.prompt_identity import PromptIdentity
+from xsimulator.replay.dependent_requests import replay_dependent
 
 
 def turn(conversation, input, output):
@@ -34,6 +44,17 @@ def test_a_run_of_sixteen_clients_is_a_closed_loop():
     run = runs[0]
     assert sum(before is None for before in run.after) == run.clients and len(run.turns) == 3615
     assert max(before.seconds for before in run.after if before) < 0.1, "clients think of nothing"
+
+
+@pytest.mark.slow
+def test_hits_fall_as_those_of_an_lru_cache():
+    needs_data("measured", "inferencex", "multiturn_llama70b_fp4_b200_vllm_requests.csv.gz")
+    run = read_runs()[1]
+    schedule, profile = server_of(run, 0.0)
+    part = replace(schedule, kv_blocks=schedule.kv_blocks * 3 // 4)
+    served = replay_dependent(part, profile, run.turns, run.after).served
+    alone = lru_hit_rate(run.turns, served, part.kv_blocks, part.block_size)
+    assert 0.4 < hit_rate(served) < 0.6 and hit_rate(served) == pytest.approx(alone, abs=0.03)
 
 
 @pytest.mark.slow
