@@ -75,28 +75,24 @@ def with_adjustment(schedule: Schedule, share: float | None, never: bool) -> Sch
     return replace(schedule, adjust=None if never else own if share is None else share)
 
 
-def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
-    """Raise InputError for --prefix-caching if the policy, or all policies, can't cache a model's prefixes."""
+def check_prefix_caching(policy: str | None, model: ModelSpec, option: str = "--prefix-caching") -> None:
+    """Raise InputError for an option if the policy, or all policies, can't cache a model's prefixes."""
     caching = [name for name, traits in TRAITS.items() if traits.caches_prefixes]
     if model.encoder_layers:
-        raise InputError(
-            f"--prefix-caching requires a decoder-only model, but '{model.name}' has an encoder: leave it out."
-        )
+        raise InputError(f"{option} requires a decoder-only model, but '{model.name}' has an encoder: leave it out.")
     if policy is not None and policy not in caching:
         raise InputError(
-            f"--prefix-caching requires one of the policies {', '.join(caching)}, but the policy is {policy}: "
-            "leave it out."
+            f"{option} requires one of the policies {', '.join(caching)}, but the policy is {policy}: leave it out."
         )
 
 
-def with_prefixes(policies: tuple[str, ...], typed: str | None) -> tuple[str, ...]:
+def with_prefixes(policies: tuple[str, ...], typed: str | None, option: str = "--prefix-caching") -> tuple[str, ...]:
     """Return the policies that cache prefixes; InputError if the user chose a policy that doesn't."""
     caching = tuple(name for name in policies if TRAITS[name].caches_prefixes)
     lacking = [name for name in policies if name not in caching]
     if typed is not None and lacking:
         known = ", ".join(name for name, traits in TRAITS.items() if traits.caches_prefixes)
         raise InputError(
-            f"--prefix-caching works with {known}, but --policy includes {', '.join(lacking)}: remove one of the "
-            "two options."
+            f"{option} works with {known}, but --policy includes {', '.join(lacking)}: remove one of the two options."
         )
     return caching

@@ -44,6 +44,8 @@ class ProductRates:
     """The rate that large products reach."""
     weight_bytes: float
     input_bytes: float
+    longer_s: float = 0.0
+    """Seconds in addition to a launch."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,11 @@ class RooflineDevice:
 
     def _product(self, n: int, k: int, rows: float, how: ProductRates) -> float:
         moved = n * k * how.weight_bytes + rows * k * how.input_bytes + rows * n * self.activation_bytes
-        return self.launches.product + math.hypot(2.0 * rows * n * k / how.flops_s, moved / self.bandwidth_bytes_s)
+        return (
+            self.launches.product
+            + how.longer_s
+            + math.hypot(2.0 * rows * n * k / how.flops_s, moved / self.bandwidth_bytes_s)
+        )
 
     def elementwise(self, values: float, kernels: float) -> float:
         """Return seconds of `kernels` kernels that read and write `values` activations in all.
@@ -142,8 +148,10 @@ def arithmetic(spec: DeviceSpec, dtype: str) -> str:
 
 def _product_rates(spec: DeviceSpec, dtype: str, engine: EngineSpec) -> ProductRates:
     computed = arithmetic(spec, dtype)
-    inputs = BYTES[dtype] if computed == ARITHMETIC.get(dtype, dtype) else activation_bytes(dtype)
-    return ProductRates(spec.reached_flops_s(computed) * engine.clock, BYTES[dtype], inputs)
+    native = computed == ARITHMETIC.get(dtype, dtype)
+    longer_s = engine.nvfp4_product_s if native and dtype == "nvfp4" else 0.0
+    inputs = BYTES[dtype] if native else activation_bytes(dtype)
+    return ProductRates(spec.reached_flops_s(computed) * engine.clock, BYTES[dtype], inputs, longer_s)
 
 
 def roofline_device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str, engine: EngineSpec) -> RooflineDevice:

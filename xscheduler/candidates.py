@@ -226,7 +226,7 @@ def schedule(space: Candidates, values: Values, limits: Limits, size: Size | Non
         admission=admission,
         model=ModelReference(cost_model.model, cost_model.model.fingerprint),
         cluster=cost_model.cluster,
-        workload=where.load.workload.without_requests,
+        workload=where.load.question,
         profile=ProfileReference(cost_model.profile.source, cost_model.profile.fingerprint),
         stages=replica.stages,
         kv_blocks=size.blocks,
@@ -239,5 +239,6 @@ def schedule(space: Candidates, values: Values, limits: Limits, size: Size | Non
         percentile=where.bound.percentile,
         replicas=where.replicas,
         adjust=where.adjust if TRAITS[space.policy].adjustable else None,
+        prefix_caching=where.load.cached is not None,
     )
     return checked(made)

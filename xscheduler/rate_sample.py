@@ -12,6 +12,7 @@ from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
 from xcore.specs.bound import OF_LONGEST, BoundMeaning
+from xcore.specs.prefix_hit import found_tokens
 from xcore.specs.request_times import long_outputs
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.workload import LengthDistribution, RequestLengths, Workload
@@ -73,6 +74,8 @@ class Arrivals:
     """Whether another seed would give other arrivals: the measured figures are then uncertain."""
     prefixes: Prefixes | None = None
     """The shared prefixes of the prompts; None: no shared prefixes."""
+    warm: Array | None = None
+    """Tokens of each prompt from the one text that all begin with, as in `prefixes`; None: there is no such text."""
     _samples: dict[object, Sample] = field(default_factory=dict, repr=False)
 
     @property
@@ -104,7 +107,11 @@ class Arrivals:
             inputs = workload.input.sample(many, lengths).astype(np.float64)
             outputs = workload.output.sample(many, lengths).astype(np.float64)
         times = np.cumsum(gaps.exponential(size=many))
-        return Arrivals(*_clipped(inputs, outputs, context), times - times[0], True, prefixes)
+        inputs, outputs = _clipped(inputs, outputs, context)
+        warm = found_tokens(inputs, workload.prefix_hit) if workload.prefix_hit else None
+        if warm is not None:
+            prefixes = Prefixes.of_one_text(warm)
+        return Arrivals(inputs, outputs, times - times[0], True, prefixes, warm)
 
     @staticmethod
     def traced(workload: Workload, context: int | None) -> "Arrivals":
@@ -120,7 +127,9 @@ class Arrivals:
                 f"The first {len(first)} requests all arrive at the same time: pass --rate for Poisson arrivals."
             )
         prefixes = Prefixes.of(first, BLOCK_SIZE)
-        return Arrivals(*_clipped(*_columns(first), context), times - times[0], False, prefixes)
+        inputs, outputs = _clipped(*_columns(first), context)
+        warm = found_tokens(inputs, workload.prefix_hit) if workload.prefix_hit else None
+        return Arrivals(inputs, outputs, times - times[0], False, prefixes, warm)
 
     def computed(self, workload: Workload) -> Workload:
         """Return a workload whose prompts have only the tokens that an unlimited prefix cache lacks.
@@ -129,7 +138,7 @@ class Arrivals:
         """
         found = self.prefixes.found(self.inputs, BLOCK_SIZE) if self.prefixes else 0.0
         lengths = LengthDistribution.from_samples((self.inputs - found).astype(np.int64))
-        return replace(workload, input=lengths, requests=None)
+        return replace(workload, input=lengths, requests=None, prefix_hit=0.0)
 
     def requests(self, rate: float, count: int | None = None) -> list[RequestLengths]:
         """Return the first `count` requests at `rate` per second, for a replay."""
@@ -183,7 +192,11 @@ class Arrivals:
             may_miss(int(late.sum()), OF_LONGEST if bound.of_length else bound.share),
         ]
         requests = tuple(
-            RequestArrays(times[p], self.inputs[p], self.outputs[p], flags[p], self.prefixes and self.prefixes.take(p))
+            RequestArrays(
+                *(times[p], self.inputs[p], self.outputs[p], flags[p]),
+                self.prefixes and self.prefixes.take(p),
+                None if self.warm is None else self.warm[p],
+            )
             for p in followed
         )
         return Sample(requests, np.array(allowed, dtype=np.float64))

@@ -12,6 +12,7 @@ from xcore.specs.deployment import Deployment
 from xcore.specs.engine_memory import DATA_SHEET
 from xcore.specs.engine_spec import EngineSpec, engine_of
 from xcore.specs.model import ARITHMETIC, BYTES, DTYPES, KV_DTYPES, ModelSpec, usual_kv_dtype
+from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
@@ -43,6 +44,12 @@ class Setting:
         if self.own is None or runs(engine_of(self.profile).name, policy):
             return replace(self, own=None)
         return replace(self, cluster=self.own.cluster, profile=self.own.profile, own=None)
+
+    def with_prefix_hit(self, share: float) -> "Setting":
+        """Return the setting with a share of the prompts' tokens in the prefix cache."""
+        return replace(
+            self, workload=with_prefix_hit(self.workload, share), assumptions=(*self.assumptions, hit_text(share))
+        )
 
 
 def find_model(text: str) -> ModelSpec:

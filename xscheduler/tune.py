@@ -101,7 +101,7 @@ def tune(
     """
     check_asked(policies, fixed or {}, admission)
     limits = Limits(latency_bound_s, ttft_s, tpot_s, most_resident, kv_blocks)
-    load = Load(workload, model.encoder_layers > 0, steady_state)
+    load = Load.of(workload, model.encoder_layers > 0, steady_state)
     rest = (load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission)
 
     def problem(on: Deployment) -> SearchProblem:

@@ -53,7 +53,7 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
             nothing,
             "memory",
         )
-    requests = workload.draw(count, context=model.longest_request)
+    requests = (scenario.load.asked or workload).draw(count, context=model.longest_request)
     schedule = _schedule(policy, scenario, control, admission, demand.blocks)
     engine_alone = replace(scenario.replica.cost_model.profile, front_end_s=0.0)  # estimates add it
     run = replay(schedule, engine_alone, requests, timeline=False)
@@ -104,7 +104,8 @@ def _schedule(policy: str, scenario: Scenario, control: Control, admission: Admi
         kv_blocks=kv_blocks,
         model=ModelReference(cost_model.model, cost_model.model.fingerprint),
         cluster=cost_model.cluster,
-        workload=scenario.load.workload.without_requests,
+        workload=scenario.load.question,
+        prefix_caching=scenario.load.cached is not None,
         profile=ProfileReference(cost_model.profile.source, cost_model.profile.fingerprint),
         stages=scenario.replica.stages,
         dtype=cost_model.profile.dtype,

@@ -46,7 +46,7 @@ def device_offers(problem: TuneProblem) -> DeviceOffers:
         bounds,
         search,
         arrivals_of(first, options.arrivals, options.seed),
-        options.prefix_caching,
+        options.caches_prefixes,
         _prices(problem),
     )
     considered: list[Option] = []

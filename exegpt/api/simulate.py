@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xsimulator
+from exegpt.api.agent_turns import AgentTurns, check_closed_loop, drawn_turns, full_load_text, loop_facts
 from exegpt.options.option_record import option_name, option_words, typed_options
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.values import only_profile
@@ -19,13 +20,14 @@ from exegpt.report.figures import (
     steady_notes,
 )
 from xcore import document
-from xcore.choices import with_adjustment
+from xcore.choices import check_prefix_caching, with_adjustment
 from xcore.columns import parse_columns
 from xcore.document import to_dict
 from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.files import read_schedule
 from xcore.quantity import figure_text, percent_text
+from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.schedule import Schedule
@@ -84,7 +86,12 @@ def simulate(
         launch = read_launch(options.command)
         options, settings = _launched(options, launch)
         longest, notes = launch.longest, launch.notes
-    if options.rate and not options.replay and form_of(options.workload or ""):
+    check_closed_loop(options)
+    if options.prefix_hit:
+        if options.prefix_caching is False:
+            raise InputError(f"--no-prefix-caching contradicts --prefix-hit {options.prefix_hit:g}: leave one out.")
+        options = replace(options, prefix_caching=None if options.schedule else True)
+    if (options.rate or options.agents) and not options.replay and form_of(options.workload or ""):
         options = replace(options, replay=options.workload)
     if not options.order_choice.plain and not options.one_by_one:
         raise InputError("--order and --starvation-guard need --replay or --rate: a steady state has no order.")
@@ -150,6 +157,9 @@ def _of_engine(
         front_end=options.front_end,
         one_by_one=options.one_by_one,
     )
+    if options.prefix_hit:
+        check_prefix_caching(settings.policy or "chunked", setting.model, f"--prefix-hit {options.prefix_hit:g}")
+        setting = setting.with_prefix_hit(options.prefix_hit)
     schedule, assumed = follow(setting, settings, options.engine)
     import_text = setting.kernels.text if setting.kernels else None  # the policy may have another engine
     said = [text for text in setting.assumptions if text != import_text]
@@ -163,24 +173,38 @@ def _of_file(
 
     Raises InputError for options whose values are already in the file.
     """
-    names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction", "expert_parallel", "attention_dp")
+    names = (
+        *("model", "cluster", "workload", "prefix_hit", "dtype", "kv_dtype", "memory_fraction"),
+        *("expert_parallel", "attention_dp"),
+    )
     others = {name: getattr(options, name) or None for name in names}
     for name, value in (settings.given | others).items():
         if value is not None:
             typed = " ".join(option_words(name, value))
             raise InputError(f"The schedule file determines {option_name(name)}: leave {typed} or --schedule out.")
     schedule = read_schedule(path)
+    share = schedule.workload.prefix_hit
+    assumed = (hit_text(share),) if share else ()
     named = only_profile(options.profile)
     stock = named in (None, "roofline") and options.engine is None and options.front_end is None
     roofline = rooflines.found_on(schedule) if stock else None
     if roofline:
         which = f"profile: the roofline that the schedule is based on, {rooflines.engine_text(roofline)}"
-        return schedule, roofline, (which, *rooflines.accuracy(roofline, schedule.cluster, schedule.model.spec))
+        return (
+            schedule,
+            roofline,
+            (*assumed, which, *rooflines.accuracy(roofline, schedule.cluster, schedule.model.spec)),
+        )
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
     engine, front_end = options.engine, options.front_end
     profile, which = find_profile(named, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end)
     profile, other = as_found(profile, schedule, engine)
-    said = (which, *([other] if other else []), *rooflines.accuracy(profile, schedule.cluster, schedule.model.spec))
+    said = (
+        *assumed,
+        which,
+        *([other] if other else []),
+        *rooflines.accuracy(profile, schedule.cluster, schedule.model.spec),
+    )
     return schedule, profile, said
 
 
@@ -188,8 +212,11 @@ def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) 
     """Predict the steady state of a long run."""
     running, notes = resident(schedule, profile)
     notes = (*notes, *steady_notes(schedule))
-    if schedule.prefix_caching:
-        notes = (*notes, "the steady state ignores prefix caching; --replay simulates it")
+    if schedule.prefix_caching and not schedule.workload.prefix_hit:
+        notes = (
+            *notes,
+            "the steady state ignores prefix caching; --replay simulates it, and --prefix-hit assumes a share",
+        )
     estimate = xsimulator.estimate(running, profile)
     return Prediction(
         schedule,
@@ -216,53 +243,41 @@ _AT_RATE = 20_000
 """Number of requests simulated at a rate, if a workload has no list of them."""
 
 
-def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str], None]) -> Workload:
+def _requests(schedule: Schedule, options: SimulateOptions, notes: list[str]) -> Workload:
     """Return the requests to simulate: those of a trace, or requests drawn from the workload, at --rate if given."""
     if options.replay:
         named = parse_columns(options.columns) if options.columns else None
-        rows, name = tuple(read_trace(options.replay, named, note)), Path(options.replay).name
+        rows, name = tuple(read_trace(options.replay, named, notes.append)), Path(options.replay).name
     else:
         rows, name = schedule.workload.draw(_AT_RATE, options.seed), schedule.workload.name
     if options.rate:
         rate = parse_rate(options.rate)
         rows = with_poisson_arrivals(rows, rate, options.seed)
-        note(f"arrivals: Poisson at {figure_text(rate, 6)}/s, {len(rows):,} requests")
-    return Workload.from_requests(name, rows)
+        notes.append(f"arrivals: Poisson at {figure_text(rate, 6)}/s, {len(rows):,} requests")
+    workload = Workload.from_requests(name, rows)
+    return with_prefix_hit(workload, options.prefix_hit) if options.replay and options.prefix_hit else workload
 
 
 def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:
     """Simulate the requests one by one, as far as the model's context holds them."""
-    from xsimulator.replay.dependent_requests import replay_dependent
-    from xsimulator.replay.event_simulator import replay
-
     notes: list[str] = []
     source, named = options.replay, parse_columns(options.columns) if options.columns else None
-    trace = _requests(schedule, options, notes.append)
+    trace = drawn_turns(schedule, options) if options.agents and not source else _requests(schedule, options, notes)
     workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
-    requests, choice, hints = workload.requests or (), options.order_choice, None
-    labels = read_labels(source, named) if source else [{}] * len(trace.requests or ())
+    requests, loop = workload.requests or (), options.agents is not None
+    labels = read_labels(source, named, sessions=loop) if source else [{}] * len(trace.requests or ())
     labels = labels_of(labels, trace.requests or (), requests, schedule.model.spec.longest_request)
-    if not choice.plain:
-        hints = trace_hints(choice, labels, requests, schedule, profile)
-        if choice.name == "learned":
-            notes.append(f"order: learned, with a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
     alike = any(request.identity for request in requests)
     if alike and not schedule.prefix_caching:
         notes.append(f"prompts: {trace.name} says which prompts begin with the same tokens; --prefix-caching uses this")
-    order = choice.make(schedule, profile)
     start = time.perf_counter()
-    after = dependencies(labels)
-    if any(after):
-        _check_dependent(options)
-        run = replay_dependent(schedule, profile, requests, after, order, hints)
-    else:
-        run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=order, hints=hints)
+    run, further = _run(schedule, profile, options, requests, labels)
     wall = time.perf_counter() - start
     since_arrival = latencies(run.served, "arrival")
     times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}
     rates = {key: getattr(run.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
     count = len(run.served)
-    if count > 1 and not any(request.arrival_s for request in workload.requests or ()):
+    if count > 1 and not loop and not any(request.arrival_s for request in requests):
         notes.append(f"arrivals: all requests of {trace.name} arrive at the start")
     if schedule.prefix_caching:
         notes.append(_caching_text(run, alike, trace.name))
@@ -270,11 +285,8 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
         _write_requests(options.out, run, trace.requests or (), requests, schedule.model.spec.longest_request)
     requests_s, tokens_s = map(figure_text, rates.values())
     facts = {"requests": count, "seconds": run.seconds, "wall_seconds": wall, **rates, **times}
-    facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused}
+    facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused, "cached_share": _cached_share(run)}
     facts |= {"kv_blocks": schedule.kv_blocks, "kv_tokens": schedule.kv_blocks * schedule.block_size}
-    runs_s = run_completions(labels, run.served)
-    if runs_s:
-        facts["runs"] = {"count": len(runs_s), "completion": percentiles(runs_s)}
     text = (
         f"{count:,} request{'s' if count > 1 else ''} of {workload.name} in {duration_text(run.seconds)}, simulated in "
         f"{duration_text(wall)}: {requests_s} requests/s, {tokens_s} output tokens/s."
@@ -282,13 +294,70 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     return Prediction(
         schedule,
         profile,
-        (*assumptions, *notes, *scaling),
-        facts,
+        (*assumptions, *notes, *further.notes, *scaling),
+        facts | further.facts,
         ("since arrival", *PERCENTILES),
-        percentile_rows({**times, **({"run": percentiles(runs_s)} if runs_s else {})}),
+        percentile_rows(times | further.times),
         lambda: run.timeline,
-        (text, f"KV cache: {cache_text(schedule)}."),
+        (text, *further.texts, f"KV cache: {cache_text(schedule)}."),
     )
+
+
+@dataclass(frozen=True)
+class _Further:
+    """What a replay says besides its requests' times."""
+
+    notes: tuple[str, ...]
+    facts: dict[str, Any]
+    times: dict[str, dict[str, float | None]]
+    """Further rows of the table of times."""
+    texts: tuple[str, ...] = ()
+
+
+def _run(
+    schedule: Schedule,
+    profile: Profile,
+    options: SimulateOptions,
+    requests: Sequence[RequestLengths],
+    labels: Sequence[dict[str, Any]],
+) -> tuple["Replay", _Further]:
+    """Simulate requests: at their arrivals, after others, or in a closed loop."""
+    from xsimulator.replay.closed_loop import replay_closed_loop
+    from xsimulator.replay.dependent_requests import replay_dependent
+    from xsimulator.replay.event_simulator import replay
+
+    choice, hints, notes = options.order_choice, None, tuple[str, ...]()
+    if not choice.plain:
+        hints = trace_hints(choice, labels, requests, schedule, profile)
+        if choice.name == "learned":
+            tau = choice.tau or USUAL_TAU
+            notes = (f"order: learned, with a simulated ranker whose Kendall's tau is {tau:g}",)
+    how = choice.make(schedule, profile), hints
+    if options.agents:
+        turns = AgentTurns.of(options, requests, labels)
+        loop = replay_closed_loop(schedule, profile, requests, turns.sessions, *how)
+        facts = loop_facts(loop, turns.sessions)
+        text = full_load_text(facts)
+        times = {"session": facts["sessions"]["completion"]}
+        return loop.replay, _Further((*notes, *turns.notes), facts, times, (text,) if text else ())
+    after = dependencies(labels)
+    if any(after):
+        _check_dependent(options)
+        run = replay_dependent(schedule, profile, requests, after, *how)
+    else:
+        order = how[0]
+        run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=order, hints=hints)
+    runs_s = run_completions(labels, run.served)
+    if not runs_s:
+        return run, _Further(notes, {}, {})
+    completion = percentiles(runs_s)
+    return run, _Further(notes, {"runs": {"count": len(runs_s), "completion": completion}}, {"run": completion})
+
+
+def _cached_share(run: "Replay") -> float:
+    """Return the share of the prompts' tokens that were found in the cache when they were first admitted."""
+    found, prompts = (sum(getattr(s, key) for s in run.served) for key in ("cached_tokens", "input_tokens"))
+    return float(found / prompts)
 
 
 def _check_dependent(options: SimulateOptions) -> None:
@@ -307,8 +376,7 @@ def _caching_text(run: "Replay", alike: bool, name: str) -> str:
             f"prefix caching: {name} doesn't say which prompts begin with the same tokens; preempted requests found "
             f"{run.reused:,} of their own tokens in the cache"
         )
-    found, prompts = (sum(getattr(s, key) for s in run.served) for key in ("cached_tokens", "input_tokens"))
-    return f"prefix caching: {percent_text(found / prompts)} of the prompts' tokens were found in the cache"
+    return f"prefix caching: {percent_text(_cached_share(run))} of the prompts' tokens were found in the cache"
 
 
 def _write_requests(

@@ -27,7 +27,7 @@ def setting_on(
     """
     profile = only_profile(options.profile)
     exported = exported_engine(options) if profile in (None, "roofline") else None
-    return find_setting(
+    setting = find_setting(
         options.model,
         cluster,
         workload or options.workload,
@@ -45,6 +45,7 @@ def setting_on(
         front_end=options.front_end,
         one_engine=one_engine,
     )
+    return setting.with_prefix_hit(options.prefix_hit) if options.prefix_hit else setting
 
 
 def exported_engine(options: TuneOptions) -> str | None:

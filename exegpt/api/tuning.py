@@ -192,12 +192,20 @@ def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOption
             f"A rate needs policies with a compiled replay, and '{uncompiled[0]}' has none: leave it out of --policy, "
             "or replay its schedule with `exegpt simulate --rate`."
         )
-    if options.prefix_caching:
-        if not options.open_system:
-            raise InputError("--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s.")
-        policies = with_prefixes(policies, options.policy)
+    if options.prefix_caching and not options.open_system and not options.prefix_hit:
+        raise InputError(
+            "--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s, or pass the share of "
+            "the prompts that is found, like --prefix-hit 0.6."
+        )
+    if options.caches_prefixes:
+        policies = with_prefixes(policies, options.policy, caching_option(options))
     meaning = bound_meaning(options.bound, options.percentile)
     return SearchOptions(meaning, ttft_s, tpot_s, policies, method, options.tolerance, rules, fixed)
+
+
+def caching_option(options: TuneOptions) -> str:
+    """Return the option that makes schedules cache prefixes, as typed."""
+    return f"--prefix-hit {options.prefix_hit:g}" if options.prefix_hit else "--prefix-caching"
 
 
 def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> Target | None:
@@ -217,6 +225,8 @@ def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -
 def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     """Return the answer under each bound if requests always wait; write the last schedule found, and the report."""
     setting, bounds_s, search = problem.settings[0], problem.bounds_s, problem.search
+    if problem.options.prefix_hit:
+        check_prefix_caching(None, setting.model, caching_option(problem.options))
     if problem.prices:
         price_per_hour(problem.prices, setting.cluster)  # report a missing price before the work
     with output.progress("searching policies") as progress:
@@ -246,7 +256,8 @@ def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice
     if problem.target and on_engine and on_engine.schedule:
         followed = problem.target.follows(on_engine.schedule, setting.profile)
         running, _ = resident(followed, setting.profile)
-        export = problem.target.export(followed, xsimulator.estimate(running, setting.profile))
+        estimate = xsimulator.estimate(running, setting.profile)
+        export = problem.target.export(followed, estimate, alike=bool(setting.workload.prefix_hit))
     texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
     price_hour = price_per_hour(problem.prices, setting.cluster) if problem.prices else None
     return BoundedAnswer(bound_s, tuned, texts, export, price_hour)
@@ -282,8 +293,8 @@ def tune_rates(problem: TuneProblem) -> list[RateAnswer]:
     if search.tolerance:
         raise InputError(f"--tolerance cannot be combined with --rate: leave --tolerance {search.tolerance} out.")
     for setting in problem.settings:
-        if problem.options.prefix_caching:
-            check_prefix_caching(None, setting.model)
+        if problem.options.caches_prefixes:
+            check_prefix_caching(None, setting.model, caching_option(problem.options))
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # report a missing price before the work
     rates = arrival_rates(problem)
@@ -331,7 +342,9 @@ def _exported_at(
     if problem.target is None or on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
         return None
     followed = problem.target.follows(on_engine.schedule, setting.profile)
-    replayed = replace(followed, prefix_caching=problem.options.prefix_caching)  # without it, no prompts share prefixes
+    replayed = replace(
+        followed, prefix_caching=problem.options.caches_prefixes
+    )  # without it, no prompts share prefixes
     served = Meter(setting.profile, arrivals, bounds).served_at(replayed, rate_seq_s)
     estimate = replace(
         on_engine.estimate,
@@ -339,7 +352,7 @@ def _exported_at(
         kv_blocks=followed.kv_blocks,
         kv_tokens=followed.kv_blocks * followed.block_size,
     )
-    return problem.target.export(followed, estimate, alike=problem.options.prefix_caching and bool(arrivals.prefixes))
+    return problem.target.export(followed, estimate, alike=problem.options.caches_prefixes and bool(arrivals.prefixes))
 
 
 def _write(
@@ -383,7 +396,7 @@ def _rated(
 
     Many searches run in several processes, those with the most devices first.
     """
-    how = rates, problem.search, problem.options.prefix_caching
+    how = rates, problem.search, problem.options.caches_prefixes
     searches = [(setting, arrivals, within) for within in bounds for setting, arrivals in asked]
     at = f"at {', '.join(f'{figure_text(rate, 6)}/s' for rate in rates)}"
     if len(searches) < WORTH:

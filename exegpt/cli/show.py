@@ -156,7 +156,8 @@ def _schedule(file: Path) -> "Shown":
         "cluster": schedule.cluster.name,
         "workload": f"{workload.name}: input {figure_text(workload.input.mean, 4)}±{figure_text(workload.input.std)}, "
         f"output {figure_text(workload.output.mean, 4)}±{figure_text(workload.output.std)}, 99th percentile "
-        f"{workload.p99_output:,} tokens",
+        f"{workload.p99_output:,} tokens"
+        + (f", {percent_text(workload.prefix_hit)} of the prompts cached" if workload.prefix_hit else ""),
         "arrivals": f"{figure_text(workload.arrival_rate, 4)}/s" if workload.arrival_rate else None,
         "utilisation": stage_utilisation(schedule, estimate) if estimate else None,
     }

@@ -109,6 +109,19 @@ class ProblemOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrefixHitOptions:
+    """What is assumed about the prompts' common prefixes where no trace says it."""
+
+    prefix_hit: float | None = option(
+        None,
+        "The share of the prompts' tokens that is found in the prefix cache, like 0.6, as if all prompts began with "
+        "one text (orca, chunked). Default: none, or as the trace says with --prefix-caching.",
+        min=0.0,
+        max=0.99,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictionOptions:
     """The numbers' formats and the engine that predictions assume."""
 

@@ -115,6 +115,7 @@ class TuneOptions(
     shared_options.ProblemOptions,
     SearchMethodOptions,
     shared_options.ControlOptions,
+    shared_options.PrefixHitOptions,
     shared_options.PredictionOptions,
     shared_options.TraceOptions,
     ArrivalOptions,
@@ -122,3 +123,8 @@ class TuneOptions(
     shared_options.PluginOptions,
 ):
     """A search problem, and its output."""
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether schedules cache prefixes."""
+        return self.prefix_caching or bool(self.prefix_hit)

@@ -15,6 +15,7 @@ TIMES = {
     "tpot": "time per output token",
     "latency": "latency",
     "run": "completion of a run",
+    "session": "completion of a session",
 }
 """Times by their keys in JSON."""
 

@@ -170,6 +170,17 @@ def test_an_engines_kernel_for_keys_and_values_in_8_bits_reads_at_its_own_rate()
         assert own - started == pytest.approx((bare - started) / rate)
 
 
+def test_products_in_nvfp4_take_longer_where_the_device_computes_in_it():
+    engine, rows = EngineSpec("e", nvfp4_product_s=5e-6), 64.0
+    for kind, dtype, longer_s in (("B200", "nvfp4", 5e-6), ("B200", "fp8", 0.0), ("H100-SXM", "nvfp4", 0.0)):
+        cluster = parse_cluster(f"1x{kind}")
+        profiles = [roofline_profile(LLAMA_8B, cluster, dtype, engine=e) for e in (engine, NO_ENGINE)]
+        own, bare = (p.degree(1).decoder.rest(rows) for p in profiles)
+        assert own - bare == pytest.approx(len(LLAMA_8B.token_matrices(1)) * longer_s, abs=1e-12)
+        heads = [p.degree(1).head(rows) for p in profiles]
+        assert heads[0] == heads[1], "the output head has 16 bits"
+
+
 def test_a_profile_has_its_engines_pace():
     engine = EngineSpec("e", in_flight=2, front_end_s=13e-3)
     profile = roofline_profile(LLAMA_8B, H100, engine=engine)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from xcore.batching import deal
 from xcore.errors import InputError
 from xcore.specs.bound import ALL_REQUESTS, PAPER_BOUND
-from xcore.specs.workload import RequestLengths, Workload, task
+from xcore.specs.prefix_hit import found_tokens, with_prefix_hit
+from xcore.specs.workload import LengthDistribution, RequestLengths, Workload, task
 from xscheduler.rate_sample import EACH, Arrivals, at, may_miss
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=2, max_size=20)
@@ -104,3 +105,20 @@ def test_a_sample_is_made_once():
 def test_a_rate_quickens_arrivals():
     (requests,) = plain([5] * 20).sample(20, 1, ALL_REQUESTS).replicas
     assert at(requests, 4.0).arrivals.tolist() == [i / 4 for i in range(20)]
+
+
+def test_requests_that_find_a_share_have_it_of_one_text():
+    lengths = LengthDistribution((10, 40, 100), (0.2, 0.3, 0.5)), LengthDistribution.fixed(7)
+    workload = with_prefix_hit(Workload("w", *lengths, 7), 0.6)
+    arrivals = Arrivals.poisson(workload, 90, count=500)
+    assert arrivals.warm.tolist() == found_tokens(arrivals.inputs, 0.6).tolist() and arrivals.inputs.max() == 89
+    assert arrivals.prefixes.found(arrivals.inputs, 16).tolist() == arrivals.warm.tolist()
+    keys = [arrivals.prefixes.keys(i, int(tokens), 16) for i, tokens in enumerate(arrivals.inputs)]
+    alike = [[key for key in own if key in keys[7]] for own in keys]
+    assert [len(own) for i, own in enumerate(alike) if i != 7] == [
+        min(tokens, arrivals.warm[7]) // 16 for i, tokens in enumerate(arrivals.warm) if i != 7
+    ]
+    computed = arrivals.computed(workload)
+    assert computed.prefix_hit == 0.0 and computed.input.mean == pytest.approx((arrivals.inputs - arrivals.warm).mean())
+    (replica,) = arrivals.sample(500, 1, ALL_REQUESTS).replicas
+    assert replica.warm.tolist() == arrivals.warm.tolist()

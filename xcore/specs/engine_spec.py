@@ -69,6 +69,9 @@ class EngineSpec(Spec):
     """Seconds of the engine's own time per sequence of an iteration."""
     kv8_rate: float = 1.0
     """Share of the bandwidth of decoding attention that its kernel reaches on keys and values in 8 bits."""
+    nvfp4_product_s: float = 0.0
+    """Seconds that a product in NVFP4 takes longer than the launch of one in 16 bits, with the quantising of its input.
+    """
     waits: tuple[LinkWait, ...] = ()
     """Waits by link and degree; a link takes the entry of the fastest links that it belongs to.
 
@@ -97,7 +100,9 @@ class EngineSpec(Spec):
         waits = [seconds for wait in self.waits for _, seconds in wait.by_degree]
         own = (self.wait_s, self.iteration_s, self.sequence_s, self.front_end_s, self.sort_s, self.sort_sequence_s)
         rates = (self.clock, self.kv8_rate)
-        if not all(0 < rate <= 1 for rate in rates) or not all(0 <= seconds <= 60 for seconds in (*own, *waits)):
+        if not all(0 < rate <= 1 for rate in rates) or not all(
+            0 <= seconds <= 60 for seconds in (*own, *waits, self.nvfp4_product_s)
+        ):
             raise InputError(
                 f"Engine '{self.name}' is not usable: its times must be from 0 to 60 s, and its rates above 0 and "
                 "at most 1."
@@ -191,6 +196,9 @@ _VLLM = EngineSpec(
     # FlashAttention 3 and FlashInfer on 8-bit keys and values take 0.66 (H100), 0.79 (H200) and 0.61 (B200) of the time
     # on 16-bit ones (aiconfigurator 0.12.0, medians from 200 MB on), which half of the bytes alone would halve.
     kv8_rate=0.7,
+    # B200 in the same tables: products of 16 and 128 rows take 3.2 and 2.6 µs longer than the roofline (medians of 166
+    # shapes), and the kernel that quantises their input, in 8 bits there, 2.2 µs.
+    nvfp4_product_s=5.2e-6,
     waits=_VLLM_WAITS,
     in_flight=2,
     front_end_s=FRONT_END_S,

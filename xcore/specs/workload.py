@@ -175,8 +175,14 @@ class Workload(Spec):
     arrival_rate: float | None = None
     """Requests per second; None: as many as can be served."""
     requests: tuple[RequestLengths, ...] | None = None
+    prefix_hit: float = 0.0
+    """Share of the prompts' tokens that a prefix cache has, as `prefix_hit.py` defines it; 0: as the requests say."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.prefix_hit < 1:
+            raise InputError(
+                f"Workload '{self.name}' has prefix_hit = {self.prefix_hit}: it must be from 0 to below 1."
+            )
         if not 1 <= self.p99_output <= MAX_TOKENS:
             raise InputError(
                 f"Workload '{self.name}' has p99_output = {self.p99_output}: it must be a length in tokens."
@@ -226,6 +232,10 @@ class Workload(Spec):
             rng = np.random.default_rng(seed)
             inputs, outputs = self.input.sample(n, rng), self.output.sample(n, rng)
             rows = tuple(RequestLengths(int(i), int(o)) for i, o in zip(inputs, outputs, strict=True))
+            if self.prefix_hit:
+                from xcore.specs.prefix_hit import identified
+
+                rows = identified(rows, self.prefix_hit)
         return rows if context is None else tuple(r.clipped(context) for r in rows)
 
     @staticmethod
@@ -260,7 +270,7 @@ class Workload(Spec):
         rows = tuple(row for row in self.requests if row.fits(context))
         if not rows:
             return None
-        left = Workload.from_requests(self.name, rows)
+        left = replace(Workload.from_requests(self.name, rows), prefix_hit=self.prefix_hit)
         own = Workload.from_requests(self.name, self.requests).arrival_rate == self.arrival_rate
         return left if own else replace(left, arrival_rate=self.arrival_rate)
 
@@ -281,7 +291,8 @@ class Workload(Spec):
             return scaled, factor, float(scaled._total_lengths()[context + 1 :].sum())
         rows = [request.scaled(factor) for request in self.requests]
         clipped = [r.clipped(context) for r in rows]
-        scaled = replace(Workload.from_requests(self.name, clipped), arrival_rate=self.arrival_rate)
+        scaled = Workload.from_requests(self.name, clipped)
+        scaled = replace(scaled, arrival_rate=self.arrival_rate, prefix_hit=self.prefix_hit)
         return scaled, factor, sum(a != b for a, b in zip(rows, clipped, strict=True)) / len(rows)
 
     def _total_lengths(self) -> Array:

@@ -50,6 +50,13 @@ class Prefixes:
             texts.append(*texts.like_tokens(ids))
         return texts.prefixes(np.arange(len(texts.parents), dtype=np.intp))
 
+    @staticmethod
+    def of_one_text(tokens: NDArray[np.float64]) -> "Prefixes":
+        """Return the prefixes of requests that begin with so many tokens of one text [requests]; none is that text."""
+        count = len(tokens)
+        parents = np.append(-1, np.where(tokens > 0, 0, -1)).astype(np.intp)
+        return Prefixes(parents, np.append(0, tokens).astype(np.intp), np.arange(1, count + 1, dtype=np.intp))
+
     def take(self, requests: Sequence[int] | Places) -> "Prefixes":
         """Return the prefixes of some of the requests, by their indices."""
         return replace(self, places=self.places[np.asarray(requests, dtype=np.intp)])

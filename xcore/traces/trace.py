@@ -124,16 +124,20 @@ def read_model_trace(
     return of_models
 
 
-def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def read_labels(
+    path: str | Path, columns: dict[str, str] | None = None, sessions: bool = False
+) -> list[dict[str, Any]]:
     """Read the labels of each request of a trace, in the order of `read_trace`.
 
     They are `LABELS`, texts, and `deadline_s`, seconds after its arrival, as far as the trace has them; and `after_s`,
-    seconds after the end of its run's previous request, at which it arrives.
+    seconds after the end of its run's previous request, at which it arrives. With `sessions`, that may be another
+    previous request.
 
     Raises:
-        InputError: A deadline is not valid.
+        InputError: A deadline is not valid, or a request has `after_s` but no run.
     """
-    return [own for own, _ in _read(Path(path), columns, silent, (*LABELS, AFTER), _labels_of)]
+    take = _labels_of if sessions else _labels_of_runs
+    return [own for own, _ in _read(Path(path), columns, silent, (*LABELS, AFTER), take)]
 
 
 def labels_of(
@@ -159,6 +163,11 @@ def _labels_of(row: dict[str, Any], where: str) -> dict[str, Any]:
     for name in ("deadline_s", AFTER):
         if row.get(name) not in (None, ""):
             own[name] = _label_seconds(row[name], name, f"{where}, column '{name}'")
+    return own
+
+
+def _labels_of_runs(row: dict[str, Any], where: str) -> dict[str, Any]:
+    own = _labels_of(row, where)
     if AFTER in own and "run" not in own:
         raise InputError(f"{where} has {AFTER} = {own[AFTER]:g}, but no run: name the run that it belongs to.")
     return own

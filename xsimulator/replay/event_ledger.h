@@ -17,6 +17,7 @@ typedef struct {
     int32_t held, published;          /* KV blocks, and how many of them are published */
     double arrival, ready, started, first, finish;
     int32_t hit, reused, preemptions; /* tokens found in the cache: when it was first admitted, and in all */
+    int32_t warm;                     /* tokens of its prompt that are always in the cache, apart from the pool */
     int32_t passed_over;
     int32_t flags;
     int64_t *keys;                    /* keys of its full blocks, from when it is first in the queue to its end */
@@ -144,7 +145,7 @@ static void allocate_blocks(Ledger *l, Request *r, Py_ssize_t count) {
 /* Free the last block first: the end of a prefix is lost before its beginning. */
 static void free_blocks(Ledger *l, Request *r) {
     if (l->caches) while (r->held) free_block(&l->pool, r->blocks[--r->held]);
-    else l->pool.available += r->held, r->held = 0;
+    else if (r->held) l->pool.available += r->held - r->warm / l->pool.size, r->held = 0;
 }
 
 /* Write the cached blocks of a prompt to its `blocks`, and return their number. The last token is left out: its
@@ -157,7 +158,7 @@ static Py_ssize_t find_prefix(const Ledger *l, Request *r) {
 }
 
 static void reuse(Ledger *l, Request *r, Py_ssize_t found) {
-    for (Py_ssize_t i = 0; i < found; i++) hold_block(&l->pool, r->blocks[i]);
+    for (Py_ssize_t i = 0; i < found && l->caches; i++) hold_block(&l->pool, r->blocks[i]);
     r->held = r->published = (int32_t)found;
     r->cached = (int32_t)(found * l->pool.size);
     r->to_prefill -= r->cached;
@@ -178,6 +179,9 @@ static Py_ssize_t admit_request(Ledger *l, Py_ssize_t sequence, Py_ssize_t chunk
         }
         found = find_prefix(l, r);
         for (Py_ssize_t i = 0; i < found; i++) missing -= l->pool.blocks[r->blocks[i]].holders > 0;
+    } else if (r->warm) {
+        found = r->warm / l->pool.size;
+        missing -= found;
     }
     if (missing > l->pool.available) return -1;
     if (found) reuse(l, r, found);

@@ -20,6 +20,7 @@ def run(
     places: Places,
     parents: Places,
     shared: Places,
+    warm: Array,
     figures: Array,
     busy: Array,
 ) -> float | None:
@@ -40,6 +41,8 @@ def run(
         places: [requests], of a `Prefixes`; empty without prefix caching.
         parents: [texts], of a `Prefixes`; empty without prefix caching.
         shared: [texts], of a `Prefixes`; empty without prefix caching.
+        warm: [requests], tokens of each prompt that are always in the cache, whose blocks are not among the KV blocks;
+            empty: none. Only without prefix caching.
         figures: [requests, 6], written: began, first token, finished (NaN where it hasn't happened); tokens found in
             the cache when first admitted, and in all; preemptions.
         busy: [stages], written: seconds of work.

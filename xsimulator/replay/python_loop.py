@@ -1,13 +1,14 @@
 """One replica's requests through the lanes in Python: what event_loop.c does where it was compiled, only slower."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.batching import Ledger, Sequence, Step
+from xcore.batching import Ledger, PrefixPool, Sequence, Step
 from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
 from xcore.policies import Policy
@@ -91,11 +92,13 @@ def run(
     requests: list[RequestLengths],
     flags: list[int],
     prefixes: Prefixes | None,
+    warm: list[int],
     bounds: LoopBounds,
     figures: Array,
     busy: Array,
 ) -> float | None:
     """Run one replica's requests to completion; arguments and result as of event_loop.pyi."""
+    size = schedule.block_size
     micro_batching = schedule.control.micro_batching(len(replica_cost.decode.stages))
     record = Record(len(requests), micro_batching.index, replica_cost.encoder_decoder)
     policy = _Noting(make_policy(schedule), bounds.used, schedule.traits.mixed)
@@ -103,7 +106,10 @@ def run(
     sequences = [Sequence(i, one.input, one.output, one.arrival_s, one.output) for i, one in enumerate(requests)]
     for i, sequence in enumerate(sequences):
         tokens = sequence.input_tokens + sequence.ends
-        replica.submit(sequence, prefixes.keys(i, tokens, schedule.block_size) if prefixes else None)
+        replica.submit(sequence, prefixes.keys(i, tokens, size) if prefixes else None)
+    if prefixes and warm:
+        longest = int(np.argmax(warm))
+        _keep(replica.ledger, prefixes.keys(longest, warm[longest], size)[: warm[longest] // size])
     missed = _Missed(requests, flags, record, bounds)
     for now in events([replica]):
         if missed.broken(now):
@@ -115,3 +121,10 @@ def run(
     worked = {stage.devices: s for side in sides for stage, s in zip(side.stages, side.busy, strict=True)}
     busy[:] = [worked[stage.devices] for stage in schedule.stages]
     return None if missed.broken(inf) else max(side.seconds for side in sides)
+
+
+def _keep(ledger: Ledger, keys: Items[Hashable]) -> None:
+    """Put a text's blocks into the cache for good."""
+    assert isinstance(ledger.pool, PrefixPool), "prefixes are cached"
+    for block, key in zip(ledger.pool.allocate(len(keys)), keys, strict=True):
+        ledger.pool.publish(block, key)

@@ -117,7 +117,7 @@ def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Arra
         attention: Array = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
         if own:
             attention = attention * (1 - own.tokens / tokens)
-            attention = attention + own.tokens / own.length * group.prompt_attention(1.0, own.length)
+            attention = attention + own.tokens / own.length * inputs.attention_of(group, 1.0, own.length)
         return group.mixed(tokens, prompts, decoding, context, attention)
 
     return scenario.replica.decode.each(of)

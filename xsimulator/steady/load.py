@@ -1,12 +1,13 @@
 """Load: a workload as steady states need it, with the figures that all schedules under it share."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xcore.batching.admission import Admission
+from xcore.specs.prefix_hit import CachedPrefix
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.workload import Workload
 from xsimulator.cost.memo import memoized
@@ -34,8 +35,37 @@ class Load:
     """A workload on a decoder-only or encoder-decoder model, and the formulas that count it."""
 
     workload: Workload
+    """The workload; where a prefix cache has a share of the prompts, without the cached tokens."""
     encoder_decoder: bool
     form: Form = "exact"
+    cached: CachedPrefix | None = None
+    """The cached part of the prompts; None: nothing is found."""
+    asked: Workload | None = None
+    """The workload with the cached tokens; None: `workload`."""
+
+    @staticmethod
+    def of(workload: Workload, encoder_decoder: bool, form: Form = "exact", caching: bool = True) -> "Load":
+        """Return the load of a workload whose `prefix_hit` counts if prefixes are cached."""
+        if not workload.prefix_hit or not caching:
+            return Load(workload, encoder_decoder, form)
+        cached = CachedPrefix.of(workload.input, workload.prefix_hit)
+        computed = replace(workload, input=cached.computed, requests=None, prefix_hit=0.0)
+        return Load(computed, encoder_decoder, form, cached, workload)
+
+    @property
+    def question(self) -> Workload:
+        """Return the workload with the cached tokens, as a schedule holds it."""
+        return (self.asked or self.workload).without_requests
+
+    @property
+    def cached_tokens(self) -> float:
+        """Return the cached tokens of a prompt on average."""
+        return self.cached.mean if self.cached else 0.0
+
+    @property
+    def shared_blocks(self) -> int:
+        """Return the blocks of the cached tokens, which all requests share."""
+        return self.cached.blocks if self.cached else 0
 
     @property
     def first_by_encoding(self) -> bool:
@@ -45,7 +75,7 @@ class Load:
     @functools.cached_property
     def prompts(self) -> Prompts:
         """Return the inputs."""
-        return Prompts(self.workload.input)
+        return Prompts(self.workload.input, self.cached_tokens / self.workload.input.mean)
 
     @functools.cached_property
     def outputs(self) -> tuple[Array, Array]:
@@ -75,12 +105,12 @@ class Load:
     @functools.cached_property
     def mean_residual(self) -> float:
         """Return the iterations until a resident query ends, averaged over iterations; at least 1."""
-        return max(self.resident_context - self.workload.input.mean, 1.0)
+        return max(self.resident_context - self.cached_tokens - self.workload.input.mean, 1.0)
 
     @functools.cached_property
     def resident_context(self) -> float:
         """Return the mean context of a resident query, averaged over iterations."""
-        return length_biased_context(self.workload, self.encoder_decoder)
+        return self.cached_tokens + length_biased_context(self.workload, self.encoder_decoder)
 
     @memoized
     def steady(self, decode_iterations: int) -> SteadyState:

@@ -245,7 +245,7 @@ def _cells(scenario: Scenario, turns: Turns, numbers: Array, decoding: Array) ->
     """
     shape, count = decoding.shape, decoding.size
     cell = np.searchsorted(numbers, turns.at) * shape[1] + turns.prompt % shape[1]
-    sizes, past = turns.untils - turns.froms, turns.froms
+    sizes, past = turns.untils - turns.froms, turns.froms + scenario.load.prompts.past * turns.lengths[turns.prompt]
     fresh, ends = past == 0, turns.untils >= turns.lengths[turns.prompt]
     beside = np.bincount(cell[fresh], minlength=count).astype(np.float64)
     tokens = np.bincount(cell, sizes, count)
@@ -253,8 +253,9 @@ def _cells(scenario: Scenario, turns: Turns, numbers: Array, decoding: Array) ->
     flat = decoding.ravel()
 
     def of(group: Group) -> PartSeconds:
-        together = beside[cell[fresh]]
-        attention = np.bincount(cell[fresh], group.prompt_attention(together, sizes[fresh]) / together, count)
+        together, attention = beside[cell[fresh]], np.zeros(count)
+        if fresh.any():
+            attention += np.bincount(cell[fresh], group.prompt_attention(together, sizes[fresh]) / together, count)
         if not fresh.all():
             attention += np.bincount(cell[~fresh], group.chunk_attention(sizes[~fresh], past[~fresh]), count)
         return group.mixed(tokens, chunks, flat, scenario.load.resident_context, attention, completed)

@@ -66,11 +66,13 @@ class Pool:
 
         They stay `stay` iterations, and at most `rate` of them enter per iteration.
         """
+        shared = load.shared_blocks
         if not self.grows:
-            return Occupancy(most, load.pool_blocks("reserve", most))
+            return Occupancy(most, shared + load.pool_blocks("reserve", most))
         need = load.pool_blocks("grow", most)
-        blocks = need if self.blocks is None else self.blocks
-        return replace(_grown(load, most, min(float(most), rate * stay), stay, blocks), blocks=min(blocks, need))
+        blocks = need if self.blocks is None else max(self.blocks - shared, 1)
+        grown = _grown(load, most, min(float(most), rate * stay), stay, blocks)
+        return replace(grown, blocks=shared + min(blocks, need))
 
 
 RESERVED = Pool()

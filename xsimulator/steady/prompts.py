@@ -54,6 +54,8 @@ class Prompts:
     """Prompts whose lengths have this distribution."""
 
     lengths: LengthDistribution
+    past: float = 0.0
+    """Cached tokens before each token of a prompt's own, on average."""
 
     @property
     def mean(self) -> float:
@@ -85,7 +87,14 @@ class Prompts:
     def attention(self, group: Group, batch: ArrayLike) -> Array:
         """Return the expected seconds of one layer's attention for `batch` whole prompts; the batch's shape."""
         s, p = self._for_attention
-        seconds: Array = group.prompt_attention(np.asarray(batch)[..., None], s) @ p
+        seconds: Array = self.attention_of(group, np.asarray(batch)[..., None], s) @ p
+        return seconds
+
+    def attention_of(self, group: Group, batch: ArrayLike, length: ArrayLike) -> Array:
+        """Return the seconds of one layer's attention for `batch` prompts of one length, after their cached tokens."""
+        if not self.past:
+            return group.prompt_attention(batch, length)
+        seconds: Array = np.asarray(batch) * group.chunk_attention(length, self.past * np.asarray(length))
         return seconds
 
     def encode(self, group: Group, batch: ArrayLike) -> PartSeconds:

@@ -269,11 +269,43 @@ def test_growth_that_is_not_compiled_is_refused():
 
 
 def test_what_does_not_fit_together_is_refused():
-    two, three, none = np.ones(2), np.ones(3), np.zeros(0, dtype=np.intp)
+    two, three, none, cold = np.ones(2), np.ones(3), np.zeros(0, dtype=np.intp), np.zeros(0)
     with pytest.raises(ValueError, match="sizes"):
         event_loop.run(
-            two, two, two, two, three, np.ones(10), three, three, three, two, none, none, none, np.ones(12), np.ones(1)
+            *(two, two, two, two, three, np.ones(10), three, three, three, two),
+            *(none, none, none, cold, np.ones(12), np.ones(1)),
         )
+    plan, longer = schedule("orca", prefix_caching=True), np.zeros(3)
+    with pytest.raises(ValueError, match="sizes"):
+        Replicas(PROFILE).serve(plan, replace(arrays([RequestLengths(10, 4)] * 2), warm=longer))
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_text_that_never_leaves_the_cache_is_counted_as_its_blocks_are(policy, in_flight):
+    """The first request computes the text, before all others arrive, which fill the cache most of the time.
+
+    Where prompts have different parts of it, the end of the text may leave a full cache; its blocks are counted still.
+    """
+    rng = np.random.default_rng(4)
+    rows = [RequestLengths(200, 1, 0.0)]
+    rows += [RequestLengths(200, int(output), 9.0) for output in rng.integers(1, 60, 60)]
+    warm = np.array([16.0 * min(round(0.6 * row.input / 16), (row.input - 1) // 16) for row in rows])
+    plan = schedule(policy, stages=stages_of(MODEL, "both", 0, 1), kv_blocks=40, prefix_caching=True)
+    columns, engine = replace(arrays(rows), prefixes=Prefixes.of_one_text(warm)), replace(PROFILE, in_flight=in_flight)
+    watches = [Watch.nothing(), Watch.nothing()]
+    kept = Replicas(engine).serve(plan, columns, watches[0])
+    counted = Replicas(engine).serve(plan, replace(columns, warm=warm), watches[1])
+    for name in ("started", "first", "finished", "hits", "reused", "preemptions"):
+        assert getattr(kept, name)[1:].tolist() == pytest.approx(getattr(counted, name)[1:].tolist(), rel=1e-9)
+    assert counted.hits.tolist() == warm.tolist() and kept.hits[0] == 0
+    assert watches[0].used.tolist() == watches[1].used.tolist()
+    with mock.patch.object(compiled, "COMPILED", False):
+        in_python = Replicas(engine).serve(plan, replace(columns, warm=warm), noted := Watch.nothing())
+    for name in ("started", "first", "finished", "hits", "reused", "preemptions"):
+        assert getattr(in_python, name).tolist() == pytest.approx(getattr(counted, name).tolist(), rel=1e-9)
+    assert noted.used.tolist() == watches[1].used.tolist()
+    assert counted.started[-1] > 9.1 and 30 < watches[1].used[1] <= 40, "requests wait for blocks"
 
 
 @pytest.mark.parametrize(("places", "parents"), [([0, 9], [-1, -1]), ([0, 1], [-1, 1]), ([0], [-1, -1])])

@@ -1,0 +1,128 @@
+"""`simulate --agents`: sessions in a closed loop, from a trace or drawn from a workload."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exegpt.options.simulate import SimulateOptions
+from xcore.duration import duration_text, parse_duration
+from xcore.errors import InputError
+from xcore.quantity import figure_text
+from xcore.specs.request_times import percentiles
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.sessions import drawn_sessions, sessions_of
+from xcore.traces.trace import AFTER
+from xscheduler.application_runs import Labels, run_of
+
+if TYPE_CHECKING:
+    from xsimulator.replay.closed_loop import ClosedLoop, Sessions
+
+_LEAST_REQUESTS, _REQUESTS_PER_AGENT, _SESSIONS_PER_AGENT = 1000, 10, 2
+"""Least requests to draw: in all, and of each agent; least sessions of each agent."""
+
+
+def check_closed_loop(options: SimulateOptions) -> None:
+    """Raise InputError for options of a closed loop without agents, or for options that agents exclude."""
+    of_agents = (("--turns", options.turns), ("--tool-time", options.tool_time))
+    if options.agents is None:
+        for name, value in of_agents:
+            if value is not None:
+                raise InputError(f"{name} {value} is about sessions in a closed loop: add --agents, like --agents 200.")
+        return
+    if options.rate or options.timeline:
+        other = f"--rate {options.rate}" if options.rate else f"--timeline '{options.timeline}'"
+        raise InputError(
+            f"{other} needs requests with fixed arrivals, but with --agents {options.agents} a turn arrives when the "
+            "last one has ended: leave one of the two out."
+        )
+    if options.turns and options.turns > 1 and options.prefix_hit:
+        raise InputError(
+            f"--turns {options.turns} says what prompts find in the cache, and so does --prefix-hit "
+            f"{options.prefix_hit:g}: leave one of the two out."
+        )
+    if options.turns and options.replay:
+        raise InputError(
+            f"--turns {options.turns} is for sessions that are drawn, but '{options.replay}' has its own: leave "
+            "--turns out."
+        )
+
+
+def drawn_turns(schedule: Schedule, options: SimulateOptions) -> Workload:
+    """Return the turns of sessions drawn from the schedule's workload."""
+    assert options.agents, "a closed loop has agents"
+    turns, agents = options.turns or 1, options.agents
+    requests = max(_LEAST_REQUESTS, _REQUESTS_PER_AGENT * agents)
+    count = max(-(-requests // turns), _SESSIONS_PER_AGENT * agents)
+    rows = drawn_sessions(schedule.workload, count, turns, options.seed, schedule.model.spec.longest_request)
+    return Workload.from_requests(schedule.workload.name, rows)
+
+
+@dataclass(frozen=True)
+class AgentTurns:
+    """The sessions of a closed loop, and what is assumed about them."""
+
+    sessions: "Sessions"
+    notes: tuple[str, ...]
+
+    @staticmethod
+    def of(options: SimulateOptions, requests: Sequence[RequestLengths], labels: Sequence[Labels]) -> "AgentTurns":
+        """Return the sessions that requests and labels name; a turn pauses for its `after_s`, or for --tool-time."""
+        from xsimulator.replay.closed_loop import Sessions
+
+        assert options.agents, "a closed loop has agents"
+        turns = sessions_of(requests, [run_of(own) for own in labels])
+        usual_s = (options.tool_time and parse_duration(options.tool_time)) or 0.0
+        firsts = {own[0] for own in turns}
+        pauses_s = tuple(own.get(AFTER, 0.0 if place in firsts else usual_s) for place, own in enumerate(labels))
+        sessions = Sessions(turns, pauses_s, options.agents)
+        return AgentTurns(sessions, tuple(_notes(options, sessions, labels)))
+
+
+def _notes(options: SimulateOptions, sessions: "Sessions", labels: Sequence[Labels]) -> list[str]:
+    """Return sentences about the sessions and the pauses before their turns."""
+    count = len(sessions.turns)
+    where = f"{Path(options.replay).name}, whose arrivals are not used" if options.replay else "the workload's lengths"
+    each = figure_text(sum(map(len, sessions.turns)) / count)
+    notes = [f"closed loop: {sessions.agents:,} agents run {count:,} sessions of {each} turns on average, from {where}"]
+    if sessions.agents > len(sessions.turns):
+        notes.append(f"warning: only {count:,} of the {sessions.agents:,} agents have a session")
+    if not any(AFTER in own for own in labels):
+        notes.append(f"closed loop: {_pause_text(options)} lie between the end of a turn and the next turn")
+    return notes
+
+
+def _pause_text(options: SimulateOptions) -> str:
+    return f"{options.tool_time} (--tool-time)" if options.tool_time else "0 s (--tool-time sets this)"
+
+
+def loop_facts(loop: "ClosedLoop", sessions: "Sessions") -> dict[str, Any]:
+    """Return the figures of a closed loop for scripts: its sessions, and the throughput while all agents were busy."""
+    full = [served for served in loop.replay.served if served.finish_s <= loop.full_s]
+    facts: dict[str, Any] = {
+        "agents": sessions.agents,
+        "sessions": {"count": len(sessions.turns), "completion": percentiles(sessions.seconds(loop.replay.served))},
+        "full_load": None,
+    }
+    if full and 0 < loop.full_s < float("inf"):
+        tokens = sum(served.output_tokens for served in full)
+        facts["full_load"] = {
+            "seconds": loop.full_s,
+            "requests": len(full),
+            "throughput_seq_s": len(full) / loop.full_s,
+            "throughput_tok_s": tokens / loop.full_s,
+        }
+    return facts
+
+
+def full_load_text(facts: dict[str, Any]) -> str | None:
+    """Return a sentence on the throughput while all agents were busy; None if they never were."""
+    full = facts["full_load"]
+    if full is None:
+        return None
+    requests_s, tokens_s = (figure_text(full[key]) for key in ("throughput_seq_s", "throughput_tok_s"))
+    return (
+        f"In the first {duration_text(full['seconds'])}, while all {facts['agents']:,} agents were busy: {requests_s} "
+        f"requests/s, {tokens_s} output tokens/s."
+    )

@@ -1,0 +1,56 @@
+"""`simulate --agents`: sessions in a closed loop."""
+
+import json
+
+import pytest
+
+ENGINE = ("simulate", "-m", "opt-1.3b", "-c", "1xA40", "--max-num-seqs", 8, "--prefix-caching", "--admission", "grow")
+
+
+def test_turns_of_a_trace_follow_their_last_ones_end(exegpt, tmp_path):
+    path, out = tmp_path / "t.csv", tmp_path / "out.jsonl"
+    rows = [(100, 20, "a", ""), (200, 30, "b", ""), (150, 20, "a", 0.5), (90, 9, "c", 2), (260, 10, "b", "")]
+    path.write_text("input,output,session_id,after_s\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    command = (*ENGINE, "--replay", path, "--agents", 2, "--tool-time", "250ms")
+    done = exegpt(*command, "--out", out, "--json")
+    assert done.code == 0, done.err
+    times = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    first_end = min(times[2]["finish_s"], times[4]["finish_s"])
+    arrivals = [0.0, 0.0, times[0]["finish_s"] + 0.5, first_end + 2, times[1]["finish_s"] + 0.25]
+    assert [times[i]["arrival_s"] for i in range(5)] == pytest.approx(arrivals)
+    assert times[2]["cached_tokens"] == 112 and times[4]["cached_tokens"] == 224
+    found = sum(row["cached_tokens"] for row in times.values()) / sum(row[0] for row in rows)
+    assert done.json["cached_share"] == pytest.approx(found) and done.json["agents"] == 2
+    spans = [times[2]["finish_s"], times[4]["finish_s"], times[3]["finish_s"] - times[3]["arrival_s"]]
+    assert done.json["sessions"]["count"] == 3
+    assert done.json["sessions"]["completion"]["mean"] == pytest.approx(sum(spans) / 3)
+    text = exegpt(*command)
+    assert "completion of a session" in text.out and "closed loop: 2 agents run 3 sessions" in " ".join(
+        text.err.split()
+    )
+
+
+def test_drawn_sessions_keep_all_agents_busy(exegpt):
+    done = exegpt(*ENGINE, "-w", "60/20", "--agents", 6, "--turns", 5, "--tool-time", "100ms", "--json")
+    assert done.code == 0, done.err
+    facts = done.json
+    assert facts["requests"] == 1000 and facts["sessions"]["count"] == 200 and facts["cached_share"] > 0.5
+    # Little's law: all six agents wait for turns or for their tools, but before a session.
+    turn_s = facts["latency"]["mean"] + 0.1 * 4 / 5
+    assert facts["full_load"]["throughput_seq_s"] * turn_s == pytest.approx(6, rel=0.02)
+    assert facts["full_load"]["requests"] > 950
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--turns", 4), "--turns 4 is about sessions in a closed loop: add --agents"),
+        (("--tool-time", "1s"), "--tool-time 1s is about sessions"),
+        (("--agents", 4, "--rate", "3/s"), "--rate 3/s needs requests with fixed arrivals"),
+        (("--agents", 4, "--timeline", "t.json"), "--timeline 't.json' needs requests"),
+        (("--agents", 4, "--replay", "t.csv", "--turns", 2), "--turns 2 is for sessions that are drawn"),
+    ],
+)
+def test_what_contradicts_a_closed_loop_is_refused(exegpt, options, message):
+    done = exegpt(*ENGINE, "-w", "60/20", *options)
+    assert done.code == 2 and message in done.err
