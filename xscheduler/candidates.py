@@ -239,5 +239,6 @@ def schedule(space: Candidates, values: Values, limits: Limits, size: Size | Non
         percentile=where.bound.percentile,
         replicas=where.replicas,
         adjust=where.adjust if TRAITS[space.policy].adjustable else None,
+        speculation=where.load.speculation,
     )
     return checked(made)

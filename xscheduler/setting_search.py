@@ -14,6 +14,7 @@ from xcore.specs.deployment import Deployment
 from xcore.specs.device_sheets import SHEETS
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.model import BYTES
+from xcore.specs.speculation import Speculation
 from xprofiler.rooflines import like
 from xscheduler.settings import Setting
 
@@ -35,6 +36,8 @@ class SearchOptions:
     admission: tuple[Admission, ...] = ("reserve",)
     fixed: dict[str, int] = field(default_factory=dict)
     """Control variables that the user fixed."""
+    speculation: Speculation | None = None
+    """What decode iterations draft."""
 
 
 SHORT = 15

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xsimulator
+from exegpt.api.tune_settings import drafts_of
 from exegpt.options.option_record import option_name, option_words, typed_options
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.values import only_profile
@@ -26,6 +27,7 @@ from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.files import read_schedule
 from xcore.quantity import figure_text, percent_text
+from xcore.specs.acceptance import Acceptance
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.schedule import Schedule
@@ -37,6 +39,7 @@ from xprofiler import rooflines
 from xprofiler.kernel_import import KernelImport, kernel_import
 from xprofiler.profiles import as_found, find_profile
 from xscheduler.application_runs import dependencies, run_completions
+from xscheduler.drafts import DraftGain, Drafts, draft_gain, draft_profile, gain_texts
 from xscheduler.engine_settings import EngineSettings, follow, resident
 from xscheduler.launch_command import POLICY, Launch, read_launch
 from xscheduler.ordering import USUAL_TAU, trace_hints
@@ -63,6 +66,8 @@ class Prediction:
     """Sentences that don't fit in a table."""
     kernels: KernelImport | None = None
     """The kernel import that could replace the data sheet."""
+    drafting: DraftGain | None = None
+    """The gain of drafting by the batch; None without speculative decoding."""
 
 
 def simulate(
@@ -101,6 +106,12 @@ def simulate(
             "--max-num-seqs."
         )
     schedule = with_adjustment(schedule, options.adjust, options.no_adjust)
+    drafts = _drafts(options, schedule)
+    if drafts:
+        speculation = drafts.at(drafts.only)
+        schedule = replace(schedule, speculation=speculation)
+        if drafts.draft:
+            profile = draft_profile(profile, drafts.draft, schedule.cluster, schedule.kv_dtype)
     _check_longest(schedule, longest)
     kernels = kernel_import(profile, schedule.model.spec, schedule.cluster, schedule.kv_dtype, options.model)
     assumptions = (*notes, *assumptions, *([kernels.text] if kernels else []))
@@ -111,7 +122,24 @@ def simulate(
     if options.timeline:
         trace = chrome_trace([prediction.timeline()])
         document.write_text(options.timeline, document.dumps(trace, indent=None))
-    return replace(prediction, assumptions=tuple(dict.fromkeys(prediction.assumptions)), kernels=kernels)
+    gain = draft_gain(schedule, profile, drafts) if drafts else None
+    texts = (*prediction.texts, *(f"{text[0].upper()}{text[1:]}." for text in (gain_texts(gain) if gain else ())))
+    assumptions = tuple(dict.fromkeys(prediction.assumptions))
+    return replace(prediction, assumptions=assumptions, texts=texts, kernels=kernels, drafting=gain)
+
+
+def _drafts(options: SimulateOptions, schedule: Schedule) -> Drafts | None:
+    """Return what the options or the schedule's file draft; None: nothing."""
+    asked, of_file = drafts_of(options), schedule.speculation
+    if of_file is None:
+        return asked
+    if asked:
+        raise InputError(
+            f"The schedule file determines --draft-acceptance: leave --draft-acceptance {options.draft_acceptance} or "
+            "--schedule out."
+        )
+    known = Acceptance({of_file.drafted: of_file.acceptance}, "of the schedule")
+    return Drafts(known, (of_file.drafted,), of_file.layers, of_file.draft)
 
 
 def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from exegpt.options.shared_options import SpeculationOptions
 from exegpt.options.tune import TuneOptions
 from exegpt.options.values import only_profile
 from xcore.choices import check_choice
@@ -10,6 +11,7 @@ from xcore.specs.device_names import device_kind
 from xcore.specs.device_sheets import KINDS
 from xcore.specs.price import Prices, device_price
 from xcore.specs.workload import Workload
+from xscheduler.drafts import Drafts
 from xscheduler.export import ENGINES
 from xscheduler.replica_layout import NODE
 from xscheduler.settings import Setting, find_setting
@@ -50,6 +52,12 @@ def setting_on(
 def exported_engine(options: TuneOptions) -> str | None:
     """Return the engine whose launch command the user wants; InputError for an unknown one."""
     return None if options.export is None else check_choice(options.export.lower(), ENGINES, "--export")
+
+
+def drafts_of(options: SpeculationOptions) -> Drafts | None:
+    """Return what may be drafted; None without speculative decoding."""
+    asked = options.draft_acceptance, options.num_speculative_tokens, options.draft_model, options.draft_layers
+    return Drafts.of(*asked)
 
 
 def check_devices(options: TuneOptions) -> None:

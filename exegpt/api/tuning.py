@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.api.reports import write_search_report
-from exegpt.api.tune_settings import check_devices, exported_engine, setting_on, settings_of_kinds
+from exegpt.api.tune_settings import check_devices, drafts_of, exported_engine, setting_on, settings_of_kinds
 from exegpt.options.tune import TuneOptions
 from exegpt.options.values import profile_files
 from xcore import document
@@ -25,6 +25,7 @@ from xcore.specs.price import Prices, TokenPrice, price_per_hour, read_prices, t
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
+from xscheduler.drafts import DraftGain, Drafts, draft_gain, search_drafts, with_draft
 from xscheduler.engine_settings import resident
 from xscheduler.export import FORMS, Export, Target
 from xscheduler.policy_names import policy_names
@@ -67,6 +68,8 @@ class TuneProblem:
     """The engine whose launch command is also printed."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """With --devices: why a kind has no setting."""
+    drafts: Drafts | None = None
+    """What may be drafted; None: no speculative decoding."""
 
     @property
     def open_system(self) -> bool:
@@ -84,6 +87,8 @@ class BoundedAnswer:
     export: Export | None = None
     price_hour: float | None = None
     """The price of the cluster for an hour; None without prices."""
+    drafting: DraftGain | None = None
+    """The gain of drafting on the best schedule's stages; None if nothing may be drafted, or without a schedule."""
 
     def token_price(self, setting: Setting) -> TokenPrice | None:
         """Return the price of a million tokens at full throughput; None without prices or without a schedule."""
@@ -149,18 +154,23 @@ def read_problem(
     if len(clusters) > 1 and not options.open_system:
         raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
     check_devices(options)
+    drafts = drafts_of(options)
+    if drafts and options.open_system:
+        search = replace(search, speculation=drafts.at(drafts.only))
     left_out: dict[str, str] = {}
     if options.devices:
         settings, left_out = settings_of_kinds(options, workload, prices)
         search = replace(search, policies=_policies_of_engine(options, settings[0], search.policies))
     else:
         settings = tuple(setting_on(options, cluster, workload) for cluster in clusters)
+    if drafts:
+        settings = tuple(with_draft(setting, drafts.draft) for setting in settings)
     target = _target(options, settings[0], search.policies)
     curve = _load_curve(options, len(bounds_s))
     rates_seq_s = tuple(parse_rate(part) for part in options.rate.split(",")) if options.rate else ()
     if curve:
         rates_seq_s = (max(hour.rate_seq_s for hour in curve),)
-    return TuneProblem(settings, bounds_s, search, options, rates_seq_s, curve, prices, target, left_out)
+    return TuneProblem(settings, bounds_s, search, options, rates_seq_s, curve, prices, target, left_out, drafts)
 
 
 def _load_curve(options: TuneOptions, bounds: int) -> tuple[LoadHour, ...]:
@@ -216,11 +226,11 @@ def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -
 
 def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     """Return the answer under each bound if requests always wait; write the last schedule found, and the report."""
-    setting, bounds_s, search = problem.settings[0], problem.bounds_s, problem.search
+    setting, bounds_s = problem.settings[0], problem.bounds_s
     if problem.prices:
         price_per_hour(problem.prices, setting.cluster)  # report a missing price before the work
     with output.progress("searching policies") as progress:
-        tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
+        tuned = [_searched(problem, bound_s, progress) for bound_s in bounds_s]
     advice = (
         problem.options.advice
         if problem.options.advice is not None
@@ -232,6 +242,20 @@ def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     _write_export(problem, exports[0] if exports else None)
     _write(problem, setting, schedules[0] if schedules else None, tuned, answers[-1].advice)
     return answers
+
+
+def _searched(problem: TuneProblem, bound_s: float | None, progress: Callable[[int, int], None]) -> "Tuned":
+    setting, search, drafts = problem.settings[0], problem.search, problem.drafts
+    if drafts is None:
+        return search_schedule(setting, bound_s, progress=progress, **vars(search))
+    return search_drafts(setting, bound_s, drafts, search, progress=progress)
+
+
+def _drafting(problem: TuneProblem, schedule: Schedule | None) -> DraftGain | None:
+    """Return the gain of drafting on a schedule's stages; None without a schedule, or if nothing may be drafted."""
+    if schedule is None or problem.drafts is None:
+        return None
+    return draft_gain(schedule, problem.settings[0].on(schedule.policy).profile, problem.drafts)
 
 
 def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
@@ -247,9 +271,11 @@ def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice
         followed = problem.target.follows(on_engine.schedule, setting.profile)
         running, _ = resident(followed, setting.profile)
         export = problem.target.export(followed, xsimulator.estimate(running, setting.profile))
+    if advised.schedule:
+        search = replace(search, speculation=advised.schedule.speculation)
     texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
     price_hour = price_per_hour(problem.prices, setting.cluster) if problem.prices else None
-    return BoundedAnswer(bound_s, tuned, texts, export, price_hour)
+    return BoundedAnswer(bound_s, tuned, texts, export, price_hour, _drafting(problem, tuned.schedule))
 
 
 def written(problem: TuneProblem, tuned: "Tuned") -> Schedule | None:
@@ -428,6 +454,7 @@ def _tuned_at(
         own=setting.own,
         admission=search.admission,
         prefix_caching=prefix_caching,
+        speculation=search.speculation,
     )
 
 

@@ -50,6 +50,7 @@ class SimulateOptions(
     shared_options.AdjustOptions,
     EngineRulesOptions,
     shared_options.PredictionOptions,
+    shared_options.SpeculationOptions,
     PlanSimulationOptions,
 ):
     """A schedule's file, or a model on a cluster with an engine's settings; None: not passed."""

@@ -116,6 +116,7 @@ class TuneOptions(
     SearchMethodOptions,
     shared_options.ControlOptions,
     shared_options.PredictionOptions,
+    shared_options.SpeculationOptions,
     shared_options.TraceOptions,
     ArrivalOptions,
     AnswerOptions,

@@ -28,12 +28,13 @@ class Reserve:
 
     grows = False
 
-    def __init__(self, pool: KVPool, encoder_decoder: bool):
-        self._pool, self._encoder_decoder = pool, encoder_decoder
+    def __init__(self, pool: KVPool, encoder_decoder: bool, drafted: int = 0):
+        self._pool, self._encoder_decoder, self._drafted = pool, encoder_decoder, drafted
 
     def blocks(self, sequence: Sequence) -> int:
         """Return the blocks that must be free when a sequence is admitted."""
-        return self._pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self._encoder_decoder))
+        tokens = most_cached(sequence.input_tokens, sequence.max_output, self._encoder_decoder)
+        return self._pool.blocks_for(tokens + self._drafted)
 
     def first_blocks(self, sequence: Sequence, prefilled: int) -> int:
         """Return the blocks that a sequence gets at admission: all of them."""
@@ -48,7 +49,8 @@ class Grow:
 
     grows = True
 
-    def __init__(self, pool: KVPool, encoder_decoder: bool):
+    def __init__(self, pool: KVPool, encoder_decoder: bool, drafted: int = 0):
+        assert not drafted, "schedules that draft tokens reserve their blocks"
         self._pool, self._encoder_decoder = pool, encoder_decoder
 
     def blocks(self, sequence: Sequence) -> int:

@@ -25,7 +25,7 @@ class Ledger:
 
     With `early_termination` a finished sequence is released at once; without it, when every resident one has finished
     (static batches). In an `encoder_decoder`, encoding gives no token. If `disaggregated`, a prefilled sequence decodes
-    once its keys and values have arrived.
+    once its keys and values have arrived. With `drafted` draft tokens, a sequence holds blocks for these too.
 
     Over a `PrefixPool`, sequences share the cached blocks of their prompts. With `shares_in_step`, they also share the
     blocks that another sequence computes in the same step; the step must then compute them as one.
@@ -46,16 +46,17 @@ class Ledger:
         disaggregated: bool = False,
         shares_in_step: bool = True,
         lingering: bool = False,
+        drafted: int = 0,
     ):
         self.pool = pool
         self._prefixes = pool if isinstance(pool, PrefixPool) else None
-        self.shares_in_step = shares_in_step
+        self.shares_in_step, self.drafted = shares_in_step, drafted
         self.early_termination = early_termination
         self.encoder_decoder = encoder_decoder
         self.disaggregated = disaggregated
         self._following = order.fresh() if isinstance(order, FollowingOrder) else None
         self.waiting = Queue(self._following or order)
-        self.admission = ADMISSIONS[admission](pool, encoder_decoder)
+        self.admission = ADMISSIONS[admission](pool, encoder_decoder, drafted)
         self.encoding: list[Sequence] = []
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
         self.decoding: list[Sequence] = []
@@ -136,7 +137,8 @@ class Ledger:
 
     def most_blocks(self, sequence: Sequence) -> int:
         """Return the blocks for all tokens that a sequence may ever cache."""
-        return self.pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder))
+        tokens = most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder) + self.drafted
+        return self.pool.blocks_for(tokens)
 
     def observe(self, now: float) -> None:
         """Report arrivals to a stateful order before each decision.
@@ -265,9 +267,8 @@ class Ledger:
             return 1
         if not self.admission.grows:
             return step.repeats
-        if preempted and self._prefixes:  # a sequence whose blocks are still cached may return at once
-            return 1
-        if any(sequence.behind for sequence in step.decode):
+        # A preempted sequence whose blocks are still cached may return at once.
+        if (preempted and self._prefixes) or any(sequence.behind for sequence in step.decode):
             return 1
         return iterations_until_shortage(self.pool, step.decode, step.repeats)
 
@@ -373,8 +374,7 @@ class Ledger:
         for sequence in step.decode:
             if sequence.status is FINISHED:  # a row of a static batch, computed again until the last one ends
                 continue
-            sequence.cached += iterations
-            sequence.generated += iterations
+            sequence.decode(iterations)
             if sequence.generated >= sequence.ends:
                 finished.append(sequence)
         if step.encode:

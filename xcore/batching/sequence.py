@@ -52,6 +52,8 @@ class Sequence:
     """
     hints: Hints = UNKNOWN
     """For orders that need more than its lengths and its arrival."""
+    growth: float = 1.0
+    """Tokens that each decode iteration gives it; with speculation, `ends` and `generated` count iterations."""
     # filled by the ledger
     to_prefill: int = 0
     """Tokens of its prompt that aren't in the cache; after a preemption, tokens of its output are included."""
@@ -95,6 +97,28 @@ class Sequence:
         self.preemptions += 1
         self.behind = self.recomputed if encoder_decoder else 0
         self.to_prefill = self.input_tokens + self.recomputed - self.behind
+
+    def speculate(self, steps: int) -> None:
+        """Spread its output evenly over `steps` iterations, of which the prefill is one."""
+        self.growth = (self.ends - 1) / (steps - 1) if steps > 1 else 1.0
+        self.ends = steps
+
+    def decode(self, iterations: int) -> None:
+        """Book decode iterations."""
+        self.cached += iterations
+        self.generated += iterations
+        if self.growth != 1.0:
+            self.cached = int(self.seen + 1e-6)
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the number of generated output tokens, whatever iterations give them."""
+        return self.generated if self.growth == 1.0 else round(1 + self.growth * (self.generated - 1))
+
+    @property
+    def seen(self) -> float:
+        """Return the tokens that its next decode iteration reads from the cache, with parts of tokens."""
+        return self.cached if self.growth == 1.0 else self.input_tokens + self.growth * (self.generated - 1)
 
     @property
     def finished(self) -> bool:

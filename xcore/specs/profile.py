@@ -228,6 +228,8 @@ class Profile(Spec):
 
     They are part of times to first token and of latencies since arrival, but no device is busy with them.
     """
+    draft: tuple[DegreeTables, ...] | None = None
+    """Times of a separate draft model (`Speculation.draft`), by its tensor-parallel degree; not part of files."""
 
     VERSION = 1
 
@@ -265,6 +267,7 @@ class Profile(Spec):
 
         content = to_dict(self)
         content.pop("layers", None)  # it follows from the model
+        content.pop("draft", None)  # it follows from the schedule
         for name, default in (("in_flight", 1), ("front_end_s", 0.0)):
             if content[name] == default:  # profiles from before these fields keep their fingerprints
                 del content[name]

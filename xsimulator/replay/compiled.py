@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
-from xcore.policies.from_schedule import adjustment_of, checked, shares_in_step
+from xcore.policies.from_schedule import adjustment_of, checked, drafted_of, shares_in_step
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.schedule import Schedule
+from xcore.specs.speculation import Speculation
 from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
@@ -44,10 +45,23 @@ class RequestArrays:
     """0, COUNTS, or COUNTS + COUNTS_FOR_LATENCY."""
     prefixes: Prefixes | None = None
     """The prefixes that prompts share, if prefixes are cached; None: no shared prefixes."""
+    steps: Array | None = None
+    """Iterations that give each output, with speculation; None: they are drawn."""
+
+    def steps_with(self, speculation: Speculation | None) -> Array:
+        """Return the iterations that give each output."""
+        if speculation is None:
+            return self.outputs
+        return steps_of(self.outputs, speculation) if self.steps is None else self.steps
+
+
+def steps_of(outputs: Array, speculation: Speculation) -> Array:
+    """Draw the iterations that give outputs of these tokens, always the same ones."""
+    return 1.0 + speculation.draw(outputs - 1.0, np.random.default_rng(0)).astype(np.float64)
 
 
 def dealt(
-    requests: Sequence[RequestLengths], replicas: int, prefixes: Prefixes | None = None
+    requests: Sequence[RequestLengths], replicas: int, prefixes: Prefixes | None = None, steps: Array | None = None
 ) -> Iterator[tuple[list[int], RequestArrays]]:
     """Yield each replica's requests, with their indices in the list; a replica without requests is left out."""
     for own in deal([(r.input, r.output) for r in requests], replicas):
@@ -56,7 +70,8 @@ def dealt(
             rows = [(requests[i].arrival_s, requests[i].input, requests[i].output) for i in places]
             arrivals, inputs, outputs = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
             alike = prefixes.take(places) if prefixes else None
-            yield places, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike)
+            taken = None if steps is None else steps[places]
+            yield places, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike, taken)
 
 
 @dataclass
@@ -131,6 +146,7 @@ class Replicas:
             requests.arrivals,
             requests.inputs,
             requests.outputs,
+            requests.steps_with(schedule.speculation),
             requests.flags,
             self._sides(schedule, replica_cost),
             _settings(schedule, replica_cost),
@@ -151,7 +167,7 @@ class Replicas:
         return EventTimes(*times, busy, hits, reused, preemptions, seconds)
 
     def _replica_cost(self, schedule: Schedule) -> ReplicaCost:
-        key = (schedule.stages, schedule.kv_dtype)
+        key = (schedule.stages, schedule.kv_dtype, schedule.speculation)
         if key not in self._replica_costs:
             self._replica_costs[key] = ReplicaCost.of(schedule, self._profile)
         return self._replica_costs[key]
@@ -188,7 +204,7 @@ def _prefixes(schedule: Schedule, requests: RequestArrays) -> Prefixes:
 
 
 def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: bool) -> None:
-    tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder)
+    tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder) + drafted_of(schedule)
     longest = int(tokens.argmax())
     need = -(-int(tokens[longest]) // schedule.block_size)
     if need > schedule.kv_blocks:
@@ -215,7 +231,7 @@ def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
     ahead = decides_ahead(schedule, replica_cost)
     sizes = schedule.kv_blocks, schedule.block_size
     numbers = (policy, control.batch, control.limit, *sizes, replica_cost.encoder_decoder, *cache, ahead)
-    return np.array([*numbers, *_adjustment(schedule)], dtype=np.float64)
+    return np.array([*numbers, drafted_of(schedule), *_adjustment(schedule)], dtype=np.float64)
 
 
 def _adjustment(schedule: Schedule) -> tuple[float, ...]:
@@ -235,7 +251,7 @@ def _side(side: Side, head: list[int]) -> Array:
 
 def _kind(cost: StageCost) -> Array:
     tables = cost.tables
-    numbers = np.array([cost.layers, cost.encoder_layers, cost.first, cost.last], dtype=np.float64)
+    numbers = np.array([cost.layers, cost.encoder_layers, cost.first, cost.last, cost.group.rows], dtype=np.float64)
     ends = [_table(table) for table in (tables.embedding, tables.head, cost.overhead)]
     return np.concatenate([numbers, *ends, _layer(tables.decoder), _layer(tables.encoder)])
 

@@ -13,9 +13,11 @@ typedef enum { WAITING, PREFILL, DECODE, PREEMPTED, FINISHED } Status;
 /* The fields that every iteration reads come first, together: there are a hundred thousand requests. */
 typedef struct {
     Status status;
-    int32_t input, output, cached, generated, behind, to_prefill, recomputed; /* sequence.py */
+    int32_t input, output, cached, generated, behind, to_prefill, recomputed; /* sequence.py; output: iterations */
+    int32_t tokens;                   /* of the output: as many as iterations, unless an iteration may give several */
     int32_t held, published;          /* KV blocks, and how many of them are published */
     double arrival, ready, started, first, finish;
+    double growth;                    /* tokens that each decode iteration gives */
     int32_t hit, reused, preemptions; /* tokens found in the cache: when it was first admitted, and in all */
     int32_t passed_over;
     int32_t flags;
@@ -35,8 +37,8 @@ typedef struct {
     Py_ssize_t sequence;
 } Last;
 
-/* A micro-batch's decoding sequences, and their tokens in the cache. */
-typedef struct { double decodes, cached; } Group;
+/* A micro-batch's decoding sequences, their tokens in the cache, and the tokens that an iteration adds to these. */
+typedef struct { double decodes, cached, growth; } Group;
 
 /* Decoding sequences as sums, if each of them gets one token in every iteration. An iteration's bookkeeping then takes
  * the same time for any number of them. */
@@ -59,6 +61,7 @@ typedef struct {
     Prefixes prefixes;
     Sums sums;
     int early_termination, encoder_decoder, grows, caches, shares_in_step, lingering, out_of_memory;
+    Py_ssize_t drafted; /* draft tokens for which each sequence has blocks */
 } Ledger;
 
 /* One iteration, or several equal ones. */
@@ -107,14 +110,14 @@ static void encode_chunk(Step *step, const Ledger *l, Py_ssize_t sequence, Py_ss
 /* ---- blocks ---- */
 
 static Py_ssize_t most_blocks(const Ledger *l, const Request *r) {
-    return blocks_for(&l->pool, (Py_ssize_t)r->input + r->output - 1 + l->encoder_decoder);
+    return blocks_for(&l->pool, (Py_ssize_t)r->input + r->tokens - 1 + l->encoder_decoder + l->drafted);
 }
 
 /* Build the keys of all full blocks that a sequence may reach. Each names the request that its tokens come from, and
  * the place there. Returns 0 if memory is exhausted. */
 static int find_keys(Ledger *l, Request *r) {
     if (r->keys) return 1;
-    Py_ssize_t end = (r->input + r->output) / l->pool.size, owner = r->place;
+    Py_ssize_t end = (r->input + r->tokens) / l->pool.size, owner = r->place;
     r->keys = malloc((size_t)(end + 1) * sizeof *r->keys);
     r->blocks = malloc((size_t)most_blocks(l, r) * sizeof *r->blocks);
     if (!r->keys || !r->blocks) return 0;
@@ -130,7 +133,7 @@ static int find_keys(Ledger *l, Request *r) {
 
 /* Publish the full blocks of a resident's first tokens. */
 static void publish(Ledger *l, Request *r, Py_ssize_t tokens) {
-    Py_ssize_t full = tokens / l->pool.size, keys = (r->input + r->output) / l->pool.size;
+    Py_ssize_t full = tokens / l->pool.size, keys = (r->input + r->tokens) / l->pool.size;
     if (full > keys) full = keys;
     for (; r->published < full; r->published++)
         publish_block(&l->pool, r->blocks[r->published], r->keys[r->published]);
@@ -215,6 +218,11 @@ static int extend(Ledger *l, Request *r, Py_ssize_t tokens) {
     return 1;
 }
 
+/* Return the tokens that a decoding sequence has in the cache. */
+static inline double context_of(const Request *r) {
+    return r->growth == 1.0 ? (double)r->cached : (double)r->input + r->growth * (double)(r->generated - 1);
+}
+
 /* ---- decoding sequences as sums ---- */
 
 static inline Group *group_of(const Ledger *l, Py_ssize_t sequence) {
@@ -230,7 +238,7 @@ static void join(Ledger *l, Py_ssize_t sequence) {
     for (; place && heap[(place - 1) / 2].iteration > last.iteration; place = (place - 1) / 2)
         heap[place] = heap[(place - 1) / 2];
     heap[place] = last;
-    group->decodes += 1.0, group->cached += (double)r->cached;
+    group->decodes += 1.0, group->cached += context_of(r), group->growth += r->growth;
 }
 
 /* Remove the sequence whose last token comes first. */
@@ -247,7 +255,7 @@ static Py_ssize_t leave(Ledger *l) {
     Request *r = &l->requests[sequence];
     Group *group = group_of(l, sequence);
     r->cached += r->output - r->generated, r->generated = r->output;
-    group->decodes -= 1.0, group->cached -= (double)r->cached;
+    group->decodes -= 1.0, group->cached -= context_of(r), group->growth -= r->growth;
     return sequence;
 }
 
@@ -257,7 +265,7 @@ static Py_ssize_t next_end(const Ledger *l) { return (Py_ssize_t)(l->sums.heap[0
 static void decode_sums(Ledger *l, Py_ssize_t iterations) {
     l->sums.iteration += iterations;
     for (Py_ssize_t g = 0; g < l->sums.group_count; g++)
-        l->sums.groups[g].cached += l->sums.groups[g].decodes * (double)iterations;
+        l->sums.groups[g].cached += l->sums.groups[g].growth * (double)iterations;
 }
 
 /* ---- sequences that leave ---- */
@@ -355,6 +363,7 @@ static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
         if (r->status == FINISHED) continue;
         r->cached += (int32_t)iterations + r->behind, r->generated += (int32_t)iterations;
         r->behind = 0;
+        if (r->growth != 1.0) r->cached = (int32_t)(context_of(r) + 1e-6);
         if (l->caches) publish(l, r, r->cached);
         if (r->generated >= r->output) finish(l, step->decode[i]);
     }

@@ -36,8 +36,8 @@ static Py_ssize_t continue_prompts(Ledger *l, Step *step, Py_ssize_t budget) {
 }
 
 static void next_chunked(const Policy *p, Ledger *l, Step *step, double now) {
-    decode_all(l, step, p->other);
-    Py_ssize_t budget = continue_prompts(l, step, p->other - step->decodes), sequence;
+    decode_all(l, step, p->other / (1 + l->drafted));
+    Py_ssize_t budget = continue_prompts(l, step, p->other - step->decodes * (1 + l->drafted)), sequence;
     while (budget > 0 && residents(l) < p->batch && !l->victim_count && (sequence = admit(l, now, budget)) >= 0) {
         Py_ssize_t left = l->requests[sequence].to_prefill, tokens = left < budget ? left : budget;
         encode_chunk(step, l, sequence, tokens);

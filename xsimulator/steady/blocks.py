@@ -58,22 +58,32 @@ class BlockDistribution:
     """The most blocks that one query holds."""
 
     @staticmethod
-    def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockDistribution":
+    def of(
+        workload: Workload,
+        encoder_decoder: bool = False,
+        resident: bool = False,
+        growth: float = 1.0,
+        ahead: int = 0,
+        most: int | None = None,
+    ) -> "BlockDistribution":
         """Return the distribution over arriving queries or, with `resident`, over resident ones.
 
-        Resident queries are weighted by the iterations that they stay.
+        Resident queries are weighted by the iterations that they stay. An iteration caches `growth` tokens on average;
+        there are blocks for `ahead` more. `most` is the most tokens beside the input (None: those of the longest D).
         """
         need, p = decode_iterations_of(workload.output, encoder_decoder)
         if resident:
             p = p * (need + 1)
             p = p / p.sum()
         inputs = workload.input
-        blocks = (inputs.mean + need + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
+        tokens = growth * need + ahead
+        blocks = (inputs.mean + tokens + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
         spread = (inputs.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2
         skew = float(inputs.p @ (inputs.s - inputs.mean) ** 3) / BLOCK_SIZE**3
         powers = np.stack((blocks, blocks**2 + spread, blocks**3 + 3 * blocks * spread + skew))
         survivors = np.cumsum((p * powers)[:, ::-1], axis=1)[:, ::-1]
-        return BlockDistribution(need, survivors, -(-(inputs.max + int(need.max())) // BLOCK_SIZE))
+        longest = inputs.max + (int(need.max()) if most is None else most)
+        return BlockDistribution(need, survivors, -(-longest // BLOCK_SIZE))
 
     def reservation(self, iterations: float | None) -> Reservation:
         """Return the blocks held by RRA's residents per query that enters a phase.

@@ -1,16 +1,18 @@
 """Load: a workload as steady states need it, with the figures that all schedules under it share."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xcore.batching.admission import Admission
 from xcore.specs.schedule import BLOCK_SIZE
-from xcore.specs.workload import Workload
+from xcore.specs.speculation import Speculation
+from xcore.specs.workload import LengthDistribution, Workload
 from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import BlockDistribution, Reservation, grown_blocks
+from xsimulator.steady.decode_steps import in_steps
 from xsimulator.steady.prompts import Prompts, kinds_of, thinned
 from xsimulator.steady.residents import (
     Z95,
@@ -36,11 +38,50 @@ class Load:
     workload: Workload
     encoder_decoder: bool
     form: Form = "exact"
+    speculation: Speculation | None = None
 
     @property
     def first_by_encoding(self) -> bool:
         """Return whether the prefill gives a query's first token, which saves one decode iteration."""
         return not self.encoder_decoder and self.form == "exact"
+
+    @functools.cached_property
+    def counted(self) -> Workload:
+        """Return the workload as iterations count it: an output's length is the number of iterations that give it."""
+        if self.speculation is None:
+            return self.workload
+        return replace(self.workload, output=in_steps(self.workload.output, self.speculation))
+
+    @property
+    def steps(self) -> LengthDistribution:
+        """Return the numbers of iterations that give an output: its tokens, unless an iteration may give several."""
+        return self.counted.output
+
+    @functools.cached_property
+    def growth(self) -> float:
+        """Return the mean tokens that a decode iteration gives a sequence."""
+        if self.speculation is None:
+            return 1.0
+        return (self.workload.output.mean - 1.0) / self.mean_iterations if self.mean_iterations else 1.0
+
+    @property
+    def ahead(self) -> int:
+        """Return the tokens that a sequence holds blocks for in addition to its own: its draft tokens."""
+        return self.speculation.drafted if self.speculation else 0
+
+    def steps_of(self, lengths: Array) -> tuple[Array, Array]:
+        """Return the mean and the deviation of the iterations that give outputs of these lengths in tokens."""
+        if self.speculation is None:
+            return lengths, np.zeros_like(lengths)
+        mean, deviation = self.speculation.iterations(lengths - 1.0)
+        return 1.0 + mean, deviation
+
+    def _grown(self, contexts: Array) -> Array:
+        """Return the mean contexts in decode iterations, given those if each iteration gave one token."""
+        if self.speculation is None:
+            return contexts
+        before = self.workload.input.mean + 1.0
+        return before + self.growth * (contexts - before)
 
     @functools.cached_property
     def prompts(self) -> Prompts:
@@ -64,7 +105,7 @@ class Load:
     @functools.cached_property
     def iterations(self) -> tuple[Array, Array]:
         """Return D(S) of every output length, and their probabilities."""
-        return decode_iterations_of(self.workload.output, self.encoder_decoder, self.form)
+        return decode_iterations_of(self.steps, self.encoder_decoder, self.form)
 
     @functools.cached_property
     def mean_iterations(self) -> float:
@@ -75,21 +116,26 @@ class Load:
     @functools.cached_property
     def mean_residual(self) -> float:
         """Return the iterations until a resident query ends, averaged over iterations; at least 1."""
-        return max(self.resident_context - self.workload.input.mean, 1.0)
+        return max(length_biased_context(self.counted, self.encoder_decoder) - self.workload.input.mean, 1.0)
 
     @functools.cached_property
     def resident_context(self) -> float:
         """Return the mean context of a resident query, averaged over iterations."""
-        return length_biased_context(self.workload, self.encoder_decoder)
+        return float(self._grown(np.array(length_biased_context(self.counted, self.encoder_decoder))))
 
     @memoized
     def steady(self, decode_iterations: int) -> SteadyState:
         """Return RRA's steady state at N_D."""
-        return steady_state(self.workload, decode_iterations, self.encoder_decoder, self.form)
+        steady = steady_state(self.counted, decode_iterations, self.encoder_decoder, self.form)
+        return replace(steady, context=self._grown(steady.context)) if self.speculation else steady
 
     @functools.cached_property
     def _blocks(self) -> BlockDistribution:
-        return BlockDistribution.of(self.workload, self.encoder_decoder)
+        return self._blocks_held(resident=False)
+
+    def _blocks_held(self, resident: bool) -> BlockDistribution:
+        most = self.workload.output.max - 1 + self.ahead if self.speculation else None
+        return BlockDistribution.of(self.counted, self.encoder_decoder, resident, self.growth, self.ahead, most)
 
     @memoized
     def reservation(self, decode_iterations: float | None) -> Reservation:
@@ -101,7 +147,7 @@ class Load:
         """Return the blocks held by one resident under iteration-level scheduling."""
         if admission == "grow":
             return grown_blocks(self.workload, self.encoder_decoder)
-        return BlockDistribution.of(self.workload, self.encoder_decoder, resident=True).reservation(None)
+        return self._blocks_held(resident=True).reservation(None)
 
     @memoized
     def pool_blocks(self, admission: Admission, residents: float) -> int:
@@ -135,9 +181,9 @@ class Load:
         need, p = self.iterations
         iterations = max(1, int(need.max()))
         contexts: Array = self.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
-        return contexts
+        return self._grown(contexts)
 
     @memoized
     def longest_of(self, batch: int) -> Array:
-        """Return the probability of each output length to be the greatest of `batch` queries."""
-        return longest_of(self.workload.output, batch)
+        """Return the probability of each length, in iterations, to be the greatest of `batch` queries."""
+        return longest_of(self.steps, batch)

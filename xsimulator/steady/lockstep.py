@@ -87,7 +87,7 @@ class Moments:
 
 def in_step(scenario: Scenario) -> bool:
     """Return whether this method applies: outputs of one length, or short ones, and a pipeline of few stages."""
-    outputs = scenario.load.workload.output
+    outputs = scenario.load.steps
     return len(scenario.replica.stages) <= _DEEPEST and (len(outputs.s) == 1 or outputs.max <= _SHORT)
 
 
@@ -99,10 +99,10 @@ def ttft_slack(scenario: Scenario) -> float:
 def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: int = 0) -> Turns | None:
     """Return the turns of prompts, computed by `slots` in C; None if they have too many chunks.
 
-    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens: one for each decoding sequence.
+    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens, those of decoding sequences too.
     """
-    load, share = scenario.load, 0.0 if whole else 1.0
-    inputs, outputs = load.workload.input, load.workload.output
+    load, share = scenario.load, 0.0 if whole else float(scenario.replica.decode.rows)
+    inputs, outputs = load.workload.input, load.steps
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
     before, earlier, count = _counts(scenario, residents, each + 1.0 + idle)
     total = before + count + residents
@@ -128,7 +128,7 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
 def _counts(scenario: Scenario, residents: int, parts: float) -> tuple[int, int, int]:
     """Return the numbers of prompts for the warm-up, for filling a pipeline within it, and for the measurement."""
     load = scenario.load
-    varied = max(len(load.workload.input.s), len(load.workload.output.s)) > 1
+    varied = max(len(load.workload.input.s), len(load.steps.s)) > 1
     few = load.mean_iterations < 1.0
     fewest, most, enough = _BEFORE_VARIED if varied else _BEFORE
     enough = min(enough, int(_MOST / 2 / parts))
@@ -162,7 +162,7 @@ def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens:
 
     times, gaps = Times.seen(taken), need + shift - 1.0
     many = gaps > 0
-    tokens = (finish - moments.first)[many] / gaps[many] if many.any() else np.zeros(1)
+    tokens = (finish - moments.first)[many] / (load.growth * gaps[many]) if many.any() else np.zeros(1)
     return Outcome(
         throughput=rate,
         lifetime=lifetime,
@@ -184,7 +184,10 @@ def _decoding_alone(scenario: Scenario, turns: Turns) -> float:
     parts = min(stages, turns.residents)
     batch, side = turns.residents / parts, scenario.replica.decode
     seconds = side.decode(np.array([batch]), scenario.load.resident_context)[0]
-    longest = max(parts * float(seconds.max()), float(seconds.sum()) + (side.hops_together(batch) if stages > 1 else 0))
+    longest = max(
+        parts * float(seconds.max()),
+        float(seconds.sum()) + (side.hops_together(side.rows * batch) if stages > 1 else 0),
+    )
     return longest * float(_round_mean(turns.starts, turns))
 
 
@@ -207,7 +210,7 @@ def _moments(scenario: Scenario, turns: Turns) -> Moments:
     firsts, lasts = np.empty((2, *waits.shape))
     free = np.empty(len(numbers))
     gives = (sampled.sum(axis=1) > 0).astype(np.float64)
-    repeated(seconds, side.hops_of(tokens + decoding), repeats, waits, gives, firsts, lasts, free)
+    repeated(seconds, side.hops_of(tokens + side.rows * decoding), repeats, waits, gives, firsts, lasts, free)
     prompts = np.arange(turns.kept.start, turns.kept.stop + turns.residents)
     starts, ends, group = turns.starts[prompts], turns.ends[prompts], prompts % parts
     begins = free[np.searchsorted(numbers, starts) - 1]

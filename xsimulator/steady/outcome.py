@@ -5,7 +5,7 @@ A search needs few figures of many outcomes, so each is computed on first use.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Binding, Estimate
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memory import StageMemory
+from xsimulator.steady.prompts import even_normal
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
 
@@ -126,6 +127,31 @@ class Outcome:
         return self.find_first_token()
 
 
+def lifetime_of(scenario: Scenario, outcome: Outcome, lengths: Array) -> Lifetime:
+    """Return the lifetimes of queries of these output lengths in tokens.
+
+    With speculation, the iterations that give a length vary: their times are averaged over points of their
+    distribution, which is nearly normal.
+    """
+    mean, deviation = scenario.load.steps_of(lengths)
+    if not deviation.any():
+        return outcome.lifetime(mean)
+    points = even_normal(_STEPS) / even_normal(_STEPS).std()
+    varied = np.maximum(mean + points[:, None] * deviation, 1.0)
+    life, seconds = outcome.lifetime(mean), outcome.lifetime(varied.ravel()).seconds.reshape(varied.shape)
+    spread = seconds.std(axis=0) * scenario.variation
+    return replace(
+        life,
+        seconds=seconds.mean(axis=0),
+        deviation=np.hypot(life.deviation, spread),
+        deviation_after=np.hypot(life.deviation_after, spread),
+    )
+
+
+_STEPS = 8
+"""Points of the distribution of the iterations that give an output."""
+
+
 def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int], ...]:
     """Return every stage's memory and the blocks that it must hold."""
     encoding = outcome.encode_demand
@@ -149,7 +175,7 @@ def latency(scenario: Scenario, outcome: Outcome) -> float:
     """Return the latency that the scenario's bound limits."""
     if not scenario.bound.of_length:
         return latency_times(scenario, outcome).quantile(scenario.bound.share)
-    life = outcome.lifetime(np.array([float(scenario.load.workload.p99_output)]))
+    life = lifetime_of(scenario, outcome, np.array([float(scenario.load.workload.p99_output)]))
     between = outcome.first_token.between * (1.0 if life.together is None else 1.0 - life.together[0])
     return scenario.front_end_s + float(life.seconds[0] + _sigmas(scenario) * np.hypot(life.deviation[0], between))
 
@@ -163,7 +189,7 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     if outcome.seen:
         return outcome.seen[0].later(scenario.front_end_s)
     lengths, p = outcome.kinds or scenario.load.outputs
-    life = outcome.lifetime(lengths)
+    life = lifetime_of(scenario, outcome, lengths)
     if not scenario.variation:
         return Times(scenario.front_end_s + life.seconds, np.zeros(len(p)), p)
     first, deviation = outcome.first_token.merged(_KINDS), life.deviation + life.decoding
@@ -197,7 +223,7 @@ def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
     if outcome.seen:
         return outcome.seen[1]
     lengths, p = lengths[many], p[many] / p[many].sum()
-    life = outcome.lifetime(lengths)
+    life = lifetime_of(scenario, outcome, lengths)
     gaps = lengths - 1
     seconds = life.seconds - outcome.first_token.mean
     if not scenario.variation:

@@ -234,7 +234,22 @@ def test_what_does_not_fit_together_is_refused():
     two, three, none = np.ones(2), np.ones(3), np.zeros(0, dtype=np.intp)
     with pytest.raises(ValueError, match="sizes"):
         event_loop.run(
-            two, two, two, two, three, np.ones(10), three, three, three, two, none, none, none, np.ones(12), np.ones(1)
+            two,
+            two,
+            two,
+            two,
+            two,
+            three,
+            np.ones(10),
+            three,
+            three,
+            three,
+            two,
+            none,
+            none,
+            none,
+            np.ones(12),
+            np.ones(1),
         )
 
 
