@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from math import inf
 
-from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage, most_cached
+from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.order import FollowingOrder, Order
 from xcore.batching.pins import Pins
@@ -137,8 +137,7 @@ class Ledger:
 
     def most_blocks(self, sequence: Sequence) -> int:
         """Return the blocks for all tokens that a sequence may ever cache."""
-        tokens = most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder) + self.drafted
-        return self.pool.blocks_for(tokens)
+        return ADMISSIONS["reserve"](self.pool, self.encoder_decoder, self.drafted).blocks(sequence)
 
     def observe(self, now: float) -> None:
         """Report arrivals to a stateful order before each decision.
@@ -220,7 +219,7 @@ class Ledger:
             decode = [sequence for sequence in decode if sequence.kv_arrived_s <= now]
         if not self.admission.grows:
             return tuple(decode), []
-        steps, preempted = self.grow([(s, 1 + s.behind) for s in decode], now)
+        steps, preempted = self.grow([(s, 1 + s.behind + self.drafted) for s in decode], now)
         return tuple([s for s, _ in steps]), preempted
 
     def grow(self, steps: list[tuple[Sequence, int]], now: float) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
@@ -255,7 +254,8 @@ class Ledger:
         """Allocate the blocks of a step's decoding sequences for `iterations` in a row, which `repeats` allowed."""
         if self.admission.grows:
             for sequence in step.decode:
-                if not self._has_room(sequence, iterations) and not self._extend(sequence, iterations):
+                tokens = sequence.needed(iterations) + self.drafted
+                if not self._has_room(sequence, tokens) and not self._extend(sequence, tokens):
                     raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
 
     def repeats(self, step: Step, preempted: list[Sequence]) -> int:
@@ -270,7 +270,7 @@ class Ledger:
         # A preempted sequence whose blocks are still cached may return at once.
         if (preempted and self._prefixes) or any(sequence.behind for sequence in step.decode):
             return 1
-        return iterations_until_shortage(self.pool, step.decode, step.repeats)
+        return iterations_until_shortage(self.pool, step.decode, step.repeats, self.drafted)
 
     def _has_room(self, sequence: Sequence, tokens: int) -> bool:
         """Return whether a sequence needs no block for `tokens` more tokens; False if prefixes are cached."""

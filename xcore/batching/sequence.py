@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
+from math import ceil
 
 from xcore.batching.hints import UNKNOWN, Hints
 
@@ -96,7 +97,7 @@ class Sequence:
         self.status, self.cached, self.recomputed, self.published = PREEMPTED, 0, self.generated, 0
         self.preemptions += 1
         self.behind = self.recomputed if encoder_decoder else 0
-        self.to_prefill = self.input_tokens + self.recomputed - self.behind
+        self.to_prefill = self.known - self.behind
 
     def speculate(self, steps: int) -> None:
         """Spread its output evenly over `steps` iterations, of which the prefill is one."""
@@ -109,6 +110,15 @@ class Sequence:
         self.generated += iterations
         if self.growth != 1.0:
             self.cached = int(self.seen + 1e-6)
+
+    @property
+    def known(self) -> int:
+        """Return the tokens that are prefilled before it decodes: the prompt, and the output before a preemption."""
+        return self.input_tokens + int(self.growth * self.recomputed + 1e-6)
+
+    def needed(self, iterations: int) -> int:
+        """Return the tokens that it caches in decode iterations in a row, up to the first one of the last iteration."""
+        return 1 + ceil(self.growth * (iterations - 1))
 
     @property
     def output_tokens(self) -> int:

@@ -138,19 +138,10 @@ class Schedule(Spec):
         if self.adjust is not None and not 0 <= self.adjust <= 1:
             raise InputError(f"A schedule can't have adjust {self.adjust}: it must be a share between 0 and 1.")
         BoundMeaning(self.bound, self.percentile)
-        if self.speculation:
-            self._check_speculation()
-
-    def _check_speculation(self) -> None:
-        """Raise InputError for a model or an admission rule that drafting doesn't support."""
-        if self.model.spec.encoder_layers:
+        if self.speculation and self.model.spec.encoder_layers:
             raise InputError(
                 f"Speculative decoding needs a decoder-only model, but '{self.model.spec.name}' has an encoder: leave "
                 "--draft-acceptance out."
-            )
-        if self.admission == "grow":
-            raise InputError(
-                "Speculative decoding is predicted with admission reserve only: leave --admission grow out."
             )
 
     @property

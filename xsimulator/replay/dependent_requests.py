@@ -13,7 +13,7 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.event_queue import events
-from xsimulator.replay.event_simulator import Replay, busy_by_rank, replay_of
+from xsimulator.replay.event_simulator import Replay, busy_by_rank, drawn_steps, replay_of
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
 
@@ -49,12 +49,15 @@ def replay_dependent(
         for number in range(schedule.replicas)
     ]
     prefixes = Prefixes.of(requests, schedule.block_size) if schedule.prefix_caching else None
+    steps = drawn_steps(schedule, requests)
     turns, followers = cycle(replicas), defaultdict[int, list[int]](list)
 
     def submit(place: int, arrival_s: float) -> None:
         own = requests[place]
         known = hints[place] if hints else UNKNOWN
         sequence = Sequence(place, own.input, own.output, arrival_s, own.output, hints=known)
+        if steps is not None:
+            sequence.speculate(int(steps[place]))
         keys = prefixes.keys(place, own.input + own.output, schedule.block_size) if prefixes else None
         next(turns).submit(sequence, keys)
 

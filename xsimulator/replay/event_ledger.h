@@ -168,11 +168,20 @@ static void reuse(Ledger *l, Request *r, Py_ssize_t found) {
     if (r->status == WAITING) r->hit = r->cached;
 }
 
+/* Return the tokens that are prefilled before a request decodes: the prompt, and the output before a preemption. */
+static inline int32_t known_tokens(const Request *r) { return r->input + (int32_t)(r->growth * r->recomputed + 1e-6); }
+
+/* Return the tokens for which a sequence has blocks before `iterations` decode iterations in a row. */
+static inline Py_ssize_t needed_tokens(const Ledger *l, const Request *r, Py_ssize_t iterations) {
+    if (r->growth == 1.0) return iterations + l->drafted;
+    return 1 + (Py_ssize_t)ceil(r->growth * (double)(iterations - 1)) + l->drafted;
+}
+
 /* Admit a waiting request, with `chunk` tokens of its prompt in this step; negative if its blocks are not free. */
 static Py_ssize_t admit_request(Ledger *l, Py_ssize_t sequence, Py_ssize_t chunk) {
     Py_ssize_t found = 0;
     Request *r = &l->requests[sequence];
-    Py_ssize_t known = r->input + r->recomputed + l->encoder_decoder;
+    Py_ssize_t known = known_tokens(r) + l->encoder_decoder;
     Py_ssize_t missing = l->grows ? blocks_for(&l->pool, known) : most_blocks(l, r);
     if (l->caches) {
         if (!find_keys(l, r)) {
@@ -326,7 +335,7 @@ static void preempt(Ledger *l, Py_ssize_t sequence) {
     r->cached = r->published = 0;
     r->recomputed = r->generated;
     r->behind = l->encoder_decoder ? r->recomputed : 0;
-    r->to_prefill = r->input + r->recomputed - r->behind;
+    r->to_prefill = known_tokens(r) - r->behind;
     r->preemptions++;
     if (!l->early_termination) release(l);
     Py_ssize_t place = l->preemptions++;
@@ -395,7 +404,7 @@ static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
 static int suffice(const Ledger *l, const Step *step, Py_ssize_t iterations, Py_ssize_t blocks) {
     for (Py_ssize_t i = 0; i < step->decodes && blocks >= 0; i++) {
         const Request *r = &l->requests[step->decode[i]];
-        if (r->status != FINISHED) blocks -= blocks_for(&l->pool, r->cached + iterations) - r->held;
+        if (r->status != FINISHED) blocks -= blocks_for(&l->pool, r->cached + needed_tokens(l, r, iterations)) - r->held;
     }
     return blocks >= 0;
 }

@@ -84,7 +84,7 @@ static Py_ssize_t decode_row(Ledger *l, Pipeline *p, Step *step, double *now) {
     step->repeats = repeats(l, step);
     Py_ssize_t ran = run_decoding(p, l, step, *now, l->victim_count ? *now : until, now);
     for (Py_ssize_t i = 0; l->grows && ran > 1 && i < step->decodes; i++)
-        extend(l, &l->requests[step->decode[i]], ran);
+        extend(l, &l->requests[step->decode[i]], needed_tokens(l, &l->requests[step->decode[i]], ran));
     return ran;
 }
 

@@ -17,7 +17,8 @@ static void decode_all(Ledger *l, Step *step, Py_ssize_t most) {
     if (l->sums.on) return;
     memcpy(step->decode, l->decoding, (size_t)decodes * sizeof *step->decode);
     if (l->grows)
-        while (place < decodes && grow(l, step->decode[place], 1 + l->requests[step->decode[place]].behind)) place++;
+        while (place < decodes &&
+               grow(l, step->decode[place], 1 + l->requests[step->decode[place]].behind + l->drafted)) place++;
     if (l->grows) step->decodes = place;
 }
 

@@ -83,7 +83,7 @@ def replay(
     """
     prefixes = _prefixes(schedule, requests, prompts)
     special = timeline or step_by_step or lanes or caps or type(order) is not FCFS
-    steps = _steps(schedule, requests)
+    steps = drawn_steps(schedule, requests)
     if not special and is_compiled(schedule) and in_turn(schedule, requests):
         return _replay_compiled(schedule, profile, requests, prefixes, steps)
     most = caps or [request.output for request in requests]
@@ -118,7 +118,7 @@ def in_turn(schedule: Schedule, requests: Items[RequestLengths]) -> bool:
     return all(before.arrival_s <= after.arrival_s for before, after in itertools.pairwise(requests))
 
 
-def _steps(schedule: Schedule, requests: Items[RequestLengths]) -> Array | None:
+def drawn_steps(schedule: Schedule, requests: Items[RequestLengths]) -> Array | None:
     """Return the iterations that give each request's output; None without speculation."""
     if schedule.speculation is None:
         return None

@@ -134,8 +134,13 @@ class Load:
         return self._blocks_held(resident=False)
 
     def _blocks_held(self, resident: bool) -> BlockDistribution:
-        most = self.workload.output.max - 1 + self.ahead if self.speculation else None
-        return BlockDistribution.of(self.counted, self.encoder_decoder, resident, self.growth, self.ahead, most)
+        how = self.growth, self.ahead, self._most_output
+        return BlockDistribution.of(self.counted, self.encoder_decoder, resident, *how)
+
+    @property
+    def _most_output(self) -> int | None:
+        """Return the most tokens of an output that a sequence has blocks for; None: as many as its iterations."""
+        return self.workload.output.max - 1 + self.ahead if self.speculation else None
 
     @memoized
     def reservation(self, decode_iterations: float | None) -> Reservation:
@@ -146,7 +151,7 @@ class Load:
     def resident_blocks(self, admission: Admission) -> Reservation:
         """Return the blocks held by one resident under iteration-level scheduling."""
         if admission == "grow":
-            return grown_blocks(self.workload, self.encoder_decoder)
+            return grown_blocks(self.counted, self.encoder_decoder, self.growth, self.ahead, self._most_output)
         return self._blocks_held(resident=True).reservation(None)
 
     @memoized
