@@ -67,7 +67,7 @@ def _fluid_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
     setting, search = layout.setting, asked.search
     where = (setting.model, layout.cluster(1), asked.computed(layout), setting.profile)
     problem = problem_at(
-        *where, asked.bounds, search.bound, setting.kv_dtype, layout.fixed, search.admission, search.speculation
+        *where, asked.bounds, search.bound, setting.kv_dtype, layout.fixed, search.admission, setting.speculation
     )
     stages = Layout(layout.devices, layout.tp, layout.devices if layout.tp > 1 else 0)
     return fluid_rate(problem, stages, asked.bounds.tpot_s)

@@ -9,13 +9,10 @@ from numpy.typing import NDArray
 
 from xcore.errors import InputError
 from xcore.specs.acceptance import Acceptance
-from xcore.specs.cluster import ClusterSpec
-from xcore.specs.engine_spec import engine_of
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.speculation import MOST_DRAFTED, Speculation
-from xprofiler.rooflines import stock_profile
 from xscheduler.ceilings import residents_that_fit
 from xscheduler.setting_search import SearchOptions, search_schedule
 from xscheduler.settings import Setting, find_model
@@ -91,23 +88,6 @@ def _lengths(tokens: str | None, acceptance: Acceptance) -> tuple[int, ...]:
     return (int(tokens),)
 
 
-def with_draft(setting: Setting, draft: ModelSpec | None) -> Setting:
-    """Return the setting whose profiles have the times of a draft model too, by the roofline."""
-    if draft is None:
-        return setting
-    own, cluster = setting.own, setting.cluster
-    if own:
-        own = replace(own, profile=draft_profile(own.profile, draft, own.cluster, setting.kv_dtype))
-    return replace(setting, profile=draft_profile(setting.profile, draft, cluster, setting.kv_dtype), own=own)
-
-
-def draft_profile(profile: Profile, draft: ModelSpec, cluster: ClusterSpec, kv_dtype: str) -> Profile:
-    """Return a profile with the times of a draft model on the same devices, by the roofline."""
-    dtype = draft.dtype or profile.dtype
-    times = stock_profile(draft, cluster, dtype, kv_dtype, engine_of(profile).name)
-    return replace(profile, draft=times.degrees)
-
-
 def search_drafts(
     setting: Setting, bound_s: float | None, drafts: Drafts, options: SearchOptions, **more: Any
 ) -> Tuned:
@@ -115,23 +95,23 @@ def search_drafts(
 
     Each number is searched only for schedules above the best throughput so far, which ends most searches early.
     """
+
+    def searched(drafted: int, **also: Any) -> Tuned:
+        return search_schedule(replace(setting, speculation=drafts.at(drafted)), bound_s, **vars(options) | also)
+
     best, floor, searches = drafts.lengths[0], 0.0, []
     usual = sorted(drafts.lengths, key=lambda drafted: abs(drafted - _USUAL))  # a high floor early ends more searches
     for drafted in usual if len(usual) > 1 else ():
-        asked = vars(options) | {"speculation": drafts.at(drafted), "floor": floor}
-        tuned = search_schedule(setting, bound_s, **asked)
+        tuned = searched(drafted, floor=floor)
         searches.append(tuned.search)
         if tuned.estimate:
             best, floor = drafted, tuned.estimate.throughput_tok_s
-    answer = search_schedule(setting, bound_s, **vars(options) | {"speculation": drafts.at(best)}, **more)
+    answer = searched(best, **more)
     if answer.schedule is None and len(drafts.lengths) > 1:
-        others = [
-            search_schedule(setting, bound_s, **vars(options) | {"speculation": drafts.at(n)}) for n in drafts.lengths
-        ]
+        others = [searched(drafted) for drafted in drafts.lengths]
         answer = min(others, key=lambda tuned: math.inf if tuned.lowest_latency_s is None else tuned.lowest_latency_s)
-    sums = {
-        name: sum(getattr(s, name) for s in (answer.search, *searches)) for name in ("evaluations", "space", "seconds")
-    }
+    searches.append(answer.search)
+    sums = {name: sum(getattr(s, name) for s in searches) for name in ("evaluations", "space", "seconds")}
     return replace(answer, search=replace(answer.search, **sums))
 
 

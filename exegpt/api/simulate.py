@@ -31,6 +31,7 @@ from xcore.specs.acceptance import Acceptance
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.schedule import Schedule
+from xcore.specs.speculation import Speculation
 from xcore.specs.timeline import Timeline, chrome_trace
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context
@@ -39,11 +40,11 @@ from xprofiler import rooflines
 from xprofiler.kernel_import import KernelImport, kernel_import
 from xprofiler.profiles import as_found, find_profile
 from xscheduler.application_runs import dependencies, run_completions
-from xscheduler.drafts import DraftGain, Drafts, draft_gain, draft_profile, gain_texts
+from xscheduler.drafts import DraftGain, Drafts, draft_gain, gain_texts
 from xscheduler.engine_settings import EngineSettings, follow, resident
 from xscheduler.launch_command import POLICY, Launch, read_launch
 from xscheduler.ordering import USUAL_TAU, trace_hints
-from xscheduler.settings import find_setting
+from xscheduler.settings import draft_profile, find_setting, with_draft
 
 if TYPE_CHECKING:
     from xsimulator.replay.event_simulator import Replay
@@ -98,6 +99,8 @@ def simulate(
     engine_settings = EngineSettings.of(vars(options) | dict(settings or {}))
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule, engine_settings)
+        if schedule.speculation and schedule.speculation.draft:
+            profile = draft_profile(profile, schedule.speculation.draft, schedule.cluster, schedule.kv_dtype)
     elif options.model:
         schedule, profile, assumptions = _of_engine(options, engine_settings, workload)
     else:
@@ -106,12 +109,6 @@ def simulate(
             "--max-num-seqs."
         )
     schedule = with_adjustment(schedule, options.adjust, options.no_adjust)
-    drafts = _drafts(options, schedule)
-    if drafts:
-        speculation = drafts.at(drafts.only)
-        schedule = replace(schedule, speculation=speculation)
-        if drafts.draft:
-            profile = draft_profile(profile, drafts.draft, schedule.cluster, schedule.kv_dtype)
     _check_longest(schedule, longest)
     kernels = kernel_import(profile, schedule.model.spec, schedule.cluster, schedule.kv_dtype, options.model)
     assumptions = (*notes, *assumptions, *([kernels.text] if kernels else []))
@@ -122,24 +119,16 @@ def simulate(
     if options.timeline:
         trace = chrome_trace([prediction.timeline()])
         document.write_text(options.timeline, document.dumps(trace, indent=None))
-    gain = draft_gain(schedule, profile, drafts) if drafts else None
+    gain = draft_gain(schedule, profile, _drafts_of(schedule.speculation)) if schedule.speculation else None
     texts = (*prediction.texts, *(f"{text[0].upper()}{text[1:]}." for text in (gain_texts(gain) if gain else ())))
     assumptions = tuple(dict.fromkeys(prediction.assumptions))
     return replace(prediction, assumptions=assumptions, texts=texts, kernels=kernels, drafting=gain)
 
 
-def _drafts(options: SimulateOptions, schedule: Schedule) -> Drafts | None:
-    """Return what the options or the schedule's file draft; None: nothing."""
-    asked, of_file = drafts_of(options), schedule.speculation
-    if of_file is None:
-        return asked
-    if asked:
-        raise InputError(
-            f"The schedule file determines --draft-acceptance: leave --draft-acceptance {options.draft_acceptance} or "
-            "--schedule out."
-        )
-    known = Acceptance({of_file.drafted: of_file.acceptance}, "of the schedule")
-    return Drafts(known, (of_file.drafted,), of_file.layers, of_file.draft)
+def _drafts_of(speculation: Speculation) -> Drafts:
+    """Return the drafts of a schedule, whose number is fixed."""
+    known = Acceptance({speculation.drafted: speculation.acceptance}, "of the schedule")
+    return Drafts(known, (speculation.drafted,), speculation.layers, speculation.draft)
 
 
 def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions, dict[str, Any]]:
@@ -178,6 +167,8 @@ def _of_engine(
         front_end=options.front_end,
         one_by_one=options.one_by_one,
     )
+    if drafts := drafts_of(options):
+        setting = with_draft(replace(setting, speculation=drafts.at(drafts.only)), drafts.draft)
     schedule, assumed = follow(setting, settings, options.engine)
     import_text = setting.kernels.text if setting.kernels else None  # the policy may have another engine
     said = [text for text in setting.assumptions if text != import_text]
@@ -198,6 +189,11 @@ def _of_file(
             typed = " ".join(option_words(name, value))
             raise InputError(f"The schedule file determines {option_name(name)}: leave {typed} or --schedule out.")
     schedule = read_schedule(path)
+    if options.draft_acceptance:
+        raise InputError(
+            f"The schedule file determines --draft-acceptance: leave --draft-acceptance {options.draft_acceptance} or "
+            "--schedule out."
+        )
     named = only_profile(options.profile)
     stock = named in (None, "roofline") and options.engine is None and options.front_end is None
     roofline = rooflines.found_on(schedule) if stock else None

@@ -25,13 +25,13 @@ from xcore.specs.price import Prices, TokenPrice, price_per_hour, read_prices, t
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
-from xscheduler.drafts import DraftGain, Drafts, draft_gain, search_drafts, with_draft
+from xscheduler.drafts import DraftGain, Drafts, draft_gain, search_drafts
 from xscheduler.engine_settings import resident
 from xscheduler.export import FORMS, Export, Target
 from xscheduler.policy_names import policy_names
 from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
-from xscheduler.settings import Setting
+from xscheduler.settings import Setting, with_draft
 
 if TYPE_CHECKING:
     from xcore.batching.admission import Admission
@@ -155,8 +155,6 @@ def read_problem(
         raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
     check_devices(options)
     drafts = drafts_of(options)
-    if drafts and options.open_system:
-        search = replace(search, speculation=drafts.at(drafts.only))
     left_out: dict[str, str] = {}
     if options.devices:
         settings, left_out = settings_of_kinds(options, workload, prices)
@@ -165,6 +163,8 @@ def read_problem(
         settings = tuple(setting_on(options, cluster, workload) for cluster in clusters)
     if drafts:
         settings = tuple(with_draft(setting, drafts.draft) for setting in settings)
+        if options.open_system:
+            settings = tuple(replace(setting, speculation=drafts.at(drafts.only)) for setting in settings)
     target = _target(options, settings[0], search.policies)
     curve = _load_curve(options, len(bounds_s))
     rates_seq_s = tuple(parse_rate(part) for part in options.rate.split(",")) if options.rate else ()
@@ -251,6 +251,16 @@ def _searched(problem: TuneProblem, bound_s: float | None, progress: Callable[[i
     return search_drafts(setting, bound_s, drafts, search, progress=progress)
 
 
+def _on_engine(problem: TuneProblem, tuned: "Tuned", bound_s: float | None) -> "Alternative | None":
+    """Return the best schedule that the setting's engine runs, with the number of draft tokens that is best for it."""
+    setting, drafts = problem.settings[0], problem.drafts
+    engine = engine_of(setting.profile).name
+    policies = tuple(policy for policy in problem.search.policies if runs(engine, policy))
+    if drafts is None or len(drafts.lengths) == 1 or setting.own is None or not policies:
+        return best_on(tuned, engine)
+    return best_on(search_drafts(setting, bound_s, drafts, replace(problem.search, policies=policies)), engine)
+
+
 def _drafting(problem: TuneProblem, schedule: Schedule | None) -> DraftGain | None:
     """Return the gain of drafting on a schedule's stages; None without a schedule, or if nothing may be drafted."""
     if schedule is None or problem.drafts is None:
@@ -263,7 +273,7 @@ def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice
     import xsimulator
 
     setting, search = problem.settings[0], problem.search
-    on_engine, export = best_on(tuned, engine_of(setting.profile).name), None
+    on_engine, export = _on_engine(problem, tuned, bound_s), None
     tuned = replace(tuned, best_on_engine=on_engine)
     best = on_engine if problem.options.engine and on_engine else None
     advised = replace(tuned, schedule=best.schedule, estimate=best.estimate) if best else tuned
@@ -272,10 +282,10 @@ def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice
         running, _ = resident(followed, setting.profile)
         export = problem.target.export(followed, xsimulator.estimate(running, setting.profile))
     if advised.schedule:
-        search = replace(search, speculation=advised.schedule.speculation)
+        setting = replace(setting, speculation=advised.schedule.speculation)
     texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
     price_hour = price_per_hour(problem.prices, setting.cluster) if problem.prices else None
-    return BoundedAnswer(bound_s, tuned, texts, export, price_hour, _drafting(problem, tuned.schedule))
+    return BoundedAnswer(bound_s, tuned, texts, export, price_hour, _drafting(problem, written(problem, tuned)))
 
 
 def written(problem: TuneProblem, tuned: "Tuned") -> Schedule | None:
@@ -454,7 +464,7 @@ def _tuned_at(
         own=setting.own,
         admission=search.admission,
         prefix_caching=prefix_caching,
-        speculation=search.speculation,
+        speculation=setting.speculation,
     )
 
 
