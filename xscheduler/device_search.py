@@ -90,6 +90,7 @@ def _steady_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
         own=setting.own,
         admission=search.admission,
         floor=0.0,
+        speculation=setting.speculation,
     )
     return tuned.estimate.throughput_seq_s if tuned.estimate else 0.0
 

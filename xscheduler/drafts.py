@@ -73,7 +73,10 @@ class Drafts:
     def only(self) -> int:
         """Return the number of draft tokens if there is one; InputError for several."""
         if len(self.lengths) > 1:
-            raise InputError("The number of draft tokens is not searched here: pass --num-speculative-tokens, like 3.")
+            raise InputError(
+                "The number of draft tokens is searched only by tune without a rate: pass --num-speculative-tokens, "
+                "like 3."
+            )
         return self.lengths[0]
 
 

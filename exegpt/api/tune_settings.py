@@ -14,7 +14,7 @@ from xcore.specs.workload import Workload
 from xscheduler.drafts import Drafts
 from xscheduler.export import ENGINES
 from xscheduler.replica_layout import NODE
-from xscheduler.settings import Setting, find_setting
+from xscheduler.settings import Setting, find_setting, with_draft
 
 ANY = "any"
 """The value of --devices that stands for all built-in kinds."""
@@ -25,11 +25,11 @@ def setting_on(
 ) -> Setting:
     """Return the setting on one of the clusters; with `one_engine`, no other engine is predicted.
 
-    An export's engine makes the predictions of a roofline.
+    An export's engine makes the predictions of a roofline. At a rate, the setting has the fixed number of draft tokens.
     """
     profile = only_profile(options.profile)
     exported = exported_engine(options) if profile in (None, "roofline") else None
-    return find_setting(
+    setting = find_setting(
         options.model,
         cluster,
         workload or options.workload,
@@ -47,6 +47,11 @@ def setting_on(
         front_end=options.front_end,
         one_engine=one_engine,
     )
+    drafts = drafts_of(options)
+    if drafts is None:
+        return setting
+    speculation = drafts.at(drafts.only) if options.open_system else None
+    return replace(with_draft(setting, drafts.draft), speculation=speculation)
 
 
 def exported_engine(options: TuneOptions) -> str | None:
@@ -56,8 +61,9 @@ def exported_engine(options: TuneOptions) -> str | None:
 
 def drafts_of(options: SpeculationOptions) -> Drafts | None:
     """Return what may be drafted; None without speculative decoding."""
-    asked = options.draft_acceptance, options.num_speculative_tokens, options.draft_model, options.draft_layers
-    return Drafts.of(*asked)
+    asked = options.draft_acceptance, options.num_speculative_tokens
+    rate, tokens = (None if value is None else str(value) for value in asked)  # numbers in Python
+    return Drafts.of(rate, tokens, options.draft_model, options.draft_layers)
 
 
 def check_devices(options: TuneOptions) -> None:

@@ -31,7 +31,7 @@ from xscheduler.export import FORMS, Export, Target
 from xscheduler.policy_names import policy_names
 from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
-from xscheduler.settings import Setting, with_draft
+from xscheduler.settings import Setting
 
 if TYPE_CHECKING:
     from xcore.batching.admission import Admission
@@ -155,16 +155,14 @@ def read_problem(
         raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
     check_devices(options)
     drafts = drafts_of(options)
+    if drafts and options.open_system:
+        _ = drafts.only  # report several numbers before the work
     left_out: dict[str, str] = {}
     if options.devices:
         settings, left_out = settings_of_kinds(options, workload, prices)
         search = replace(search, policies=_policies_of_engine(options, settings[0], search.policies))
     else:
         settings = tuple(setting_on(options, cluster, workload) for cluster in clusters)
-    if drafts:
-        settings = tuple(with_draft(setting, drafts.draft) for setting in settings)
-        if options.open_system:
-            settings = tuple(replace(setting, speculation=drafts.at(drafts.only)) for setting in settings)
     target = _target(options, settings[0], search.policies)
     curve = _load_curve(options, len(bounds_s))
     rates_seq_s = tuple(parse_rate(part) for part in options.rate.split(",")) if options.rate else ()

@@ -10,8 +10,8 @@ from xscheduler.exports.launch_parts import hub_name
 
 _DRAFT_MODEL, _STANDALONE = "draft_model", "STANDALONE"
 """What vLLM and SGLang call a separate draft model."""
-_HEADS = ("mtp", "eagle", "eagle3", "deepseek_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_next_mtp", "mimo_mtp")
-"""vLLM's methods whose drafts come from layers of the model (vllm/config/speculative.py)."""
+_HEADS = ("mtp", "eagle", "eagle3")
+"""vLLM's methods with drafting layers (vllm/config/speculative.py); those of one model end with `_mtp`."""
 _ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", _STANDALONE)
 """SGLang's algorithms that are modelled (sglang/srt/speculative/spec_info.py)."""
 
@@ -71,7 +71,7 @@ def vllm_settings(text: str) -> dict[str, str]:
     if type(count) is not int or count < 1:
         raise ValueError('JSON with "num_speculative_tokens"')
     method = config.get("method", _DRAFT_MODEL if "model" in config else "mtp")
-    if method in _HEADS:
+    if method in _HEADS or str(method).endswith("_mtp"):
         return {"num_speculative_tokens": str(count)}
     if method != _DRAFT_MODEL or not isinstance(config.get("model"), str):
         raise ValueError(f"a modelled method: {', '.join((_DRAFT_MODEL, *_HEADS))}")

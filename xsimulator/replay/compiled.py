@@ -48,12 +48,6 @@ class RequestArrays:
     steps: Array | None = None
     """Iterations that give each output, with speculation; None: they are drawn."""
 
-    def steps_with(self, speculation: Speculation | None) -> Array:
-        """Return the iterations that give each output."""
-        if speculation is None:
-            return self.outputs
-        return steps_of(self.outputs, speculation) if self.steps is None else self.steps
-
 
 def steps_of(outputs: Array, speculation: Speculation) -> Array:
     """Draw the iterations that give outputs of these tokens, always the same ones."""
@@ -125,6 +119,8 @@ class Replicas:
         self._profile = profile
         self._replica_costs: dict[object, ReplicaCost] = {}
         self._packed: dict[object, Array] = {}
+        self._drawn: dict[object, tuple[Array, Array]] = {}
+        """Outputs, and the iterations drawn for them, by the outputs' identity and the speculation."""
 
     def serve(self, schedule: Schedule, requests: RequestArrays, watch: Watch | None = None) -> EventTimes | None:
         """Run one replica's own requests through a schedule.
@@ -146,7 +142,7 @@ class Replicas:
             requests.arrivals,
             requests.inputs,
             requests.outputs,
-            requests.steps_with(schedule.speculation),
+            self._steps(schedule.speculation, requests),
             requests.flags,
             self._sides(schedule, replica_cost),
             _settings(schedule, replica_cost),
@@ -165,6 +161,15 @@ class Replicas:
         started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
         times = started, first + front_end[0], finished + front_end[2]
         return EventTimes(*times, busy, hits, reused, preemptions, seconds)
+
+    def _steps(self, speculation: Speculation | None, requests: RequestArrays) -> Array:
+        """Return the iterations that give each output; they are drawn once for the same array of outputs."""
+        if speculation is None or requests.steps is not None:
+            return requests.outputs if requests.steps is None else requests.steps
+        key = (id(requests.outputs), speculation)
+        if key not in self._drawn:
+            self._drawn[key] = requests.outputs, steps_of(requests.outputs, speculation)
+        return self._drawn[key][1]
 
     def _replica_cost(self, schedule: Schedule) -> ReplicaCost:
         key = (schedule.stages, schedule.kv_dtype, schedule.speculation)
