@@ -110,7 +110,7 @@ def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
         deployed = replace(cluster, memory_fraction=own.cluster.memory_fraction)
         own = Deployment(deployed, like(own.profile, setting.model, deployed) if rooflined else own.profile)
     there = replace(setting, cluster=cluster, profile=profile, own=own)
-    return with_draft(there, setting.speculation.draft if setting.speculation else None)
+    return with_draft(there, setting.speculation.draft) if setting.speculation else there
 
 
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:

@@ -14,7 +14,7 @@ from xcore.specs.engine_spec import EngineSpec, engine_of
 from xcore.specs.model import ARITHMETIC, BYTES, DTYPES, KV_DTYPES, ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
-from xcore.specs.speculation import Speculation
+from xcore.specs.speculation import Speculation, check_drafting
 from xcore.specs.workload import Workload
 from xcore.traces.fit_context import fit_context
 from xcore.usable_cpus import usable_cpus
@@ -49,7 +49,8 @@ class Setting:
 
 
 def with_draft(setting: Setting, draft: ModelSpec | None) -> Setting:
-    """Return the setting whose profiles have the times of a draft model too."""
+    """Return the setting whose profiles have the times of a draft model too; InputError for a model with an encoder."""
+    check_drafting(setting.model)
     if draft is None:
         return setting
     own, kept = setting.own, setting.kv_dtype
@@ -62,6 +63,12 @@ def draft_profile(profile: Profile, draft: ModelSpec, cluster: ClusterSpec, kv_d
     """Return a profile with the times of a draft model on the same devices, by the roofline."""
     times = stock_profile(draft, cluster, draft.dtype or profile.dtype, kv_dtype, engine_of(profile).name)
     return replace(profile, draft=times.degrees)
+
+
+def for_schedule(profile: Profile, schedule: Schedule) -> Profile:
+    """Return a profile for a schedule: with the times of its draft model, if it has one."""
+    draft = schedule.speculation.draft if schedule.speculation else None
+    return draft_profile(profile, draft, schedule.cluster, schedule.kv_dtype) if draft else profile
 
 
 def find_model(text: str) -> ModelSpec:

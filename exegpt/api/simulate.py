@@ -44,7 +44,7 @@ from xscheduler.drafts import DraftGain, Drafts, draft_gain, gain_texts
 from xscheduler.engine_settings import EngineSettings, follow, resident
 from xscheduler.launch_command import POLICY, Launch, read_launch
 from xscheduler.ordering import USUAL_TAU, trace_hints
-from xscheduler.settings import draft_profile, find_setting, with_draft
+from xscheduler.settings import find_setting, for_schedule, with_draft
 
 if TYPE_CHECKING:
     from xsimulator.replay.event_simulator import Replay
@@ -99,8 +99,7 @@ def simulate(
     engine_settings = EngineSettings.of(vars(options) | dict(settings or {}))
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule, engine_settings)
-        if schedule.speculation and schedule.speculation.draft:
-            profile = draft_profile(profile, schedule.speculation.draft, schedule.cluster, schedule.kv_dtype)
+        profile = for_schedule(profile, schedule)
     elif options.model:
         schedule, profile, assumptions = _of_engine(options, engine_settings, workload)
     else:

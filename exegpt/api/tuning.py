@@ -218,7 +218,7 @@ def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -
         return None
     form = check_choice(options.export_as or "command", FORMS, "--export-as")
     target = Target(engine, options.model if options.model and Path(options.model).is_dir() else None, form)
-    target.check(setting, policies)
+    target.check(setting, policies, drafts=options.draft_acceptance is not None)
     return target
 
 

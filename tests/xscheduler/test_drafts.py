@@ -65,6 +65,11 @@ def test_a_draft_models_times_are_added_to_both_profiles():
     assert setting.profile.fingerprint == SETTING.profile.fingerprint
 
 
+def test_a_model_with_an_encoder_is_refused():
+    with pytest.raises(InputError, match="needs a decoder-only model, but 't5-11b' has an encoder"):
+        with_draft(find_setting("t5-11b", "4xA40", "T"), None)
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

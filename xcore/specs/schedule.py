@@ -23,7 +23,7 @@ from xcore.specs.schedule_versions import (
     check_version,
     read_control,
 )
-from xcore.specs.speculation import Speculation
+from xcore.specs.speculation import Speculation, check_drafting
 from xcore.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -138,11 +138,8 @@ class Schedule(Spec):
         if self.adjust is not None and not 0 <= self.adjust <= 1:
             raise InputError(f"A schedule can't have adjust {self.adjust}: it must be a share between 0 and 1.")
         BoundMeaning(self.bound, self.percentile)
-        if self.speculation and self.model.spec.encoder_layers:
-            raise InputError(
-                f"Speculative decoding needs a decoder-only model, but '{self.model.spec.name}' has an encoder: leave "
-                "--draft-acceptance out."
-            )
+        if self.speculation:
+            check_drafting(self.model.spec)
 
     @property
     def meaning(self) -> BoundMeaning:

@@ -109,3 +109,12 @@ class Speculation(Spec):
             left[going] -= 1.0 + np.searchsorted(np.cumsum(self.chances)[:-1], rng.random(len(going)), side="right")
             count[going] += 1
         return count.reshape(np.shape(tokens))
+
+
+def check_drafting(model: ModelSpec) -> None:
+    """Raise InputError for a model whose decode iterations can't verify draft tokens."""
+    if model.encoder_layers:
+        raise InputError(
+            f"Speculative decoding needs a decoder-only model, but '{model.name}' has an encoder: leave "
+            "--draft-acceptance out."
+        )

@@ -47,6 +47,8 @@ class EngineLaunch(Protocol):
     """How one engine is started."""
 
     engine: str
+    drafts: bool
+    """Whether the export has flags for speculative decoding."""
     length_flag: str
     """The name of the setting with the longest accepted request."""
 

@@ -28,6 +28,7 @@ class SglangLaunch:
     """How SGLang is started."""
 
     engine = "sglang"
+    drafts = True
     length_flag = "--context-length"
 
     def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:

@@ -52,15 +52,6 @@ def speculative_notes(schedule: Schedule) -> tuple[str, ...]:
     )
 
 
-def check_no_speculation(engine: str, schedule: Schedule) -> None:
-    """Raise InputError for a schedule that drafts tokens, of an engine whose flags for it aren't known."""
-    if schedule.speculation:
-        raise InputError(
-            f"The export to {engine} has no keys for speculative decoding: leave --draft-acceptance out, or pass "
-            "--export vllm or sglang."
-        )
-
-
 def vllm_settings(text: str) -> dict[str, str]:
     """Read the value of `--speculative-config` as options; ValueError for what isn't modelled."""
     try:

@@ -9,7 +9,6 @@ from typing import Any
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xscheduler.exports.launch_parts import DTYPES, Command, ReplicaGroup, Start, converts, kv_name, stage_layers
-from xscheduler.exports.speculative_flags import check_no_speculation
 
 _BLOCK = 32
 """Tokens of a block, the default."""
@@ -20,6 +19,7 @@ class TensorrtLlmLaunch:
     """How TensorRT-LLM is started."""
 
     engine = "tensorrt-llm"
+    drafts = False
     length_flag = "max_seq_len"
 
     def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:
@@ -29,7 +29,6 @@ class TensorrtLlmLaunch:
 
     def followed(self, schedule: Schedule) -> Schedule:
         """Return the schedule with the block size, the admission and the caching of TensorRT-LLM."""
-        check_no_speculation(self.engine, schedule)
         return replace(schedule, block_size=_BLOCK, admission="reserve", prefix_caching=True)
 
     def together(self, schedule: Schedule) -> int:

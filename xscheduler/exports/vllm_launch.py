@@ -24,6 +24,7 @@ class VllmLaunch:
     """How vLLM is started."""
 
     engine = "vllm"
+    drafts = True
     length_flag = "--max-model-len"
 
     def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:

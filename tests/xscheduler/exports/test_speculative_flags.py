@@ -9,6 +9,7 @@ from xcore.specs.speculation import Speculation
 from xscheduler.export import Target
 from xscheduler.exports.launch_parts import Command
 from xscheduler.launch_command import read_launch
+from xscheduler.settings import find_setting
 
 LLAMA = builtin_model("llama-3.1-8b")
 HEAD = Speculation((0.8, 0.6, 0.5))
@@ -34,5 +35,7 @@ def test_only_words_with_braces_are_quoted():
 
 
 def test_tensorrt_llm_is_refused_by_name():
+    setting = find_setting("llama-3.1-8b", "1xH100-SXM", engine="tensorrt-llm")
+    Target("tensorrt-llm").check(setting, ("chunked",))
     with pytest.raises(InputError, match="tensorrt-llm has no keys for speculative decoding"):
-        Target("tensorrt-llm").launch.followed(schedule("chunked", LLAMA, speculation=HEAD))
+        Target("tensorrt-llm").check(setting, ("chunked",), drafts=True)
