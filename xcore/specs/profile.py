@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from xcore.errors import InputError
 from xcore.interpolation import bilinear, bilinear_at, linear, linear_at
 from xcore.spec import Spec
 from xcore.specs.model import BYTES, ModelSpec
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 Array = np.ndarray
 
@@ -267,11 +271,25 @@ class Profile(Spec):
 
         content = to_dict(self)
         content.pop("layers", None)  # it follows from the model
-        content.pop("draft", None)  # it follows from the schedule
         for name, default in (("in_flight", 1), ("front_end_s", 0.0)):
             if content[name] == default:  # profiles from before these fields keep their fingerprints
                 del content[name]
         return fingerprint(content)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        """Leave a draft model's times out of files: they follow from the schedule."""
+        from pydantic_core import core_schema  # only what reads or writes documents calls this
+
+        def write(profile: Profile, serialize: Any) -> dict[str, Any]:
+            written: dict[str, Any] = serialize(profile)
+            del written["draft"]
+            return written
+
+        plain = core_schema.wrap_serializer_function_ser_schema(write)
+        return core_schema.no_info_wrap_validator_function(
+            lambda data, validate: validate(data), handler(source), serialization=plain
+        )
 
     def is_for(self, model: ModelSpec) -> bool:
         """Return whether the profile is for this model; the context may differ."""
