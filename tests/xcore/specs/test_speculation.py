@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from tests.xcore.small_specs import schedule
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster_plan import PlannedModel
+from xcore.specs.request_times import summarise
 from xcore.specs.speculation import Speculation
 
 RATE, DRAFTED = 0.7, 4
@@ -66,3 +69,10 @@ def test_long_outputs_continue_the_exact_ones():
 def test_impossible_speculation_is_refused(fields, why):
     with pytest.raises(InputError, match=why):
         Speculation(**fields)
+
+
+def test_a_plan_of_several_models_refuses_a_schedule_that_drafts():
+    estimate = summarise((), 0.0)
+    assert PlannedModel("a", (0,), schedule("orca"), estimate).schedule.speculation is None
+    with pytest.raises(InputError, match="'a' of the plan drafts tokens"):
+        PlannedModel("a", (0,), schedule("orca", speculation=OF_RATE), estimate)
