@@ -218,7 +218,7 @@ class SearchProblem:
         Only the requests that may miss the bound are longer.
         """
         if self.bound.of_length:
-            return round(float(self.load.steps_of(np.array([float(self.load.workload.p99_output)]))[0][0]))
+            return round(float(self.load.steps_of(np.array([float(self.load.workload.p99_output)]))[0]))
         return self.load.steps.quantile(self.bound.share)
 
     @property

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 MOST_DRAFTED = 16
 """Most draft tokens per iteration."""
-_EXACT = 256
+EXACT = 256
 """Tokens up to which the distribution of the iterations is exact; beyond them, the central limit theorem holds."""
 
 
@@ -70,10 +70,10 @@ class Speculation(Spec):
 
     @functools.cached_property
     def unfinished(self) -> Array:
-        """Return the probability that n iterations give fewer than L tokens, float64 [n, L], both up to `_EXACT`."""
-        fewer = np.zeros((_EXACT + 1, _EXACT + 1))
+        """Return the probability that n iterations give fewer than L tokens, float64 [n, L], both up to `EXACT`."""
+        fewer = np.zeros((EXACT + 1, EXACT + 1))
         fewer[0, 1:] = 1.0
-        for n in range(1, _EXACT + 1):
+        for n in range(1, EXACT + 1):
             for given, p in enumerate(self.chances, 1):
                 fewer[n, given:] += p * fewer[n - 1, :-given]
         return fewer
@@ -87,13 +87,13 @@ class Speculation(Spec):
     @functools.cached_property
     def _moments(self) -> tuple[Array, Array, Array]:
         """Return numbers of tokens, and the mean and the variance of the iterations that give them."""
-        known, mean = np.arange(_EXACT + 1.0), self.unfinished.sum(axis=0)
+        known, mean = np.arange(EXACT + 1.0), self.unfinished.sum(axis=0)
         return known, mean, (2 * known + 1) @ self.unfinished - mean**2
 
     def iterations(self, tokens: ArrayLike) -> tuple[Array, Array]:
         """Return the mean and the standard deviation of the iterations that give at least `tokens` tokens."""
         (known, mean, variance), wanted = self._moments, np.asarray(tokens, dtype=np.float64)
-        beyond = np.maximum(wanted - _EXACT, 0.0)
+        beyond = np.maximum(wanted - EXACT, 0.0)
         means = np.interp(wanted, known, mean) + beyond / self.tokens_per_step
         variances = np.interp(wanted, known, variance) + beyond * self._variance
         return means, np.sqrt(np.maximum(variances, 0.0))

@@ -12,7 +12,7 @@ from xcore.specs.speculation import Speculation
 from xcore.specs.workload import LengthDistribution, Workload
 from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import BlockDistribution, Reservation, grown_blocks
-from xsimulator.steady.decode_steps import in_steps
+from xsimulator.steady.decode_steps import in_steps, outputs_given, points_of
 from xsimulator.steady.prompts import Prompts, kinds_of, thinned
 from xsimulator.steady.residents import (
     Z95,
@@ -69,12 +69,17 @@ class Load:
         """Return the tokens that a sequence holds blocks for in addition to its own: its draft tokens."""
         return self.speculation.drafted if self.speculation else 0
 
-    def steps_of(self, lengths: Array) -> tuple[Array, Array]:
-        """Return the mean and the deviation of the iterations that give outputs of these lengths in tokens."""
-        if self.speculation is None:
-            return lengths, np.zeros_like(lengths)
-        mean, deviation = self.speculation.iterations(lengths - 1.0)
-        return 1.0 + mean, deviation
+    def steps_of(self, lengths: Array) -> Array:
+        """Return the mean iterations that give outputs of these lengths in tokens."""
+        return lengths if self.speculation is None else 1.0 + self.speculation.iterations(lengths - 1.0)[0]
+
+    def step_points(self, lengths: Array, count: int) -> Array:
+        """Return `count` equally likely numbers of iterations that give outputs of these lengths, [count, lengths]."""
+        return lengths[None] if self.speculation is None else points_of(lengths, self.speculation, count)
+
+    def tokens_of(self, steps: Array) -> Array:
+        """Return the tokens of short outputs that take these numbers of iterations."""
+        return steps if self.speculation is None else outputs_given(steps, self.workload.output, self.speculation)
 
     def _grown(self, contexts: Array) -> Array:
         """Return the mean contexts in decode iterations, given those if each iteration gave one token."""

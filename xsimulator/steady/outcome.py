@@ -5,7 +5,7 @@ A search needs few figures of many outcomes, so each is computed on first use.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Binding, Estimate
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memory import StageMemory
-from xsimulator.steady.prompts import even_normal
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
 
@@ -127,29 +126,19 @@ class Outcome:
         return self.find_first_token()
 
 
-def lifetime_of(scenario: Scenario, outcome: Outcome, lengths: Array) -> Lifetime:
-    """Return the lifetimes of queries of these output lengths in tokens.
-
-    With speculation, the iterations that give a length vary: their times are averaged over points of their
-    distribution, which is nearly normal.
-    """
-    mean, deviation = scenario.load.steps_of(lengths)
-    if not deviation.any():
-        return outcome.lifetime(mean)
-    points = even_normal(_STEPS) / even_normal(_STEPS).std()
-    varied = np.maximum(mean + points[:, None] * deviation, 1.0)
-    life, seconds = outcome.lifetime(mean), outcome.lifetime(varied.ravel()).seconds.reshape(varied.shape)
-    spread = seconds.std(axis=0) * scenario.variation
-    return replace(
-        life,
-        seconds=seconds.mean(axis=0),
-        deviation=np.hypot(life.deviation, spread),
-        deviation_after=np.hypot(life.deviation_after, spread),
-    )
+def _kinds_of(scenario: Scenario, outcome: Outcome) -> tuple[Array, Array, Array]:
+    """Return output lengths in tokens and in iterations, and their shares; with speculation, iterations vary."""
+    (lengths, p), load = outcome.kinds or scenario.load.outputs, scenario.load
+    if load.speculation is None:
+        return lengths, lengths, p
+    if not scenario.variation:
+        return lengths, load.steps_of(lengths), p
+    count = min(_MOST_POINTS, max(_FEWEST_POINTS, _POINTS // len(lengths)))
+    return np.tile(lengths, count), load.step_points(lengths, count).ravel(), np.tile(p / count, count)
 
 
-_STEPS = 8
-"""Points of the distribution of the iterations that give an output."""
+_FEWEST_POINTS, _MOST_POINTS, _POINTS = 3, 64, 400
+"""Points of the iterations that give an output length: the fewest, the most, and for all lengths together."""
 
 
 def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int], ...]:
@@ -175,7 +164,7 @@ def latency(scenario: Scenario, outcome: Outcome) -> float:
     """Return the latency that the scenario's bound limits."""
     if not scenario.bound.of_length:
         return latency_times(scenario, outcome).quantile(scenario.bound.share)
-    life = lifetime_of(scenario, outcome, np.array([float(scenario.load.workload.p99_output)]))
+    life = outcome.lifetime(scenario.load.steps_of(np.array([float(scenario.load.workload.p99_output)])))
     between = outcome.first_token.between * (1.0 if life.together is None else 1.0 - life.together[0])
     return scenario.front_end_s + float(life.seconds[0] + _sigmas(scenario) * np.hypot(life.deviation[0], between))
 
@@ -188,8 +177,8 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     """Return the latencies of all requests."""
     if outcome.seen:
         return outcome.seen[0].later(scenario.front_end_s)
-    lengths, p = outcome.kinds or scenario.load.outputs
-    life = lifetime_of(scenario, outcome, lengths)
+    _, steps, p = _kinds_of(scenario, outcome)
+    life = outcome.lifetime(steps)
     if not scenario.variation:
         return Times(scenario.front_end_s + life.seconds, np.zeros(len(p)), p)
     first, deviation = outcome.first_token.merged(_KINDS), life.deviation + life.decoding
@@ -216,14 +205,14 @@ def ttft(scenario: Scenario, outcome: Outcome, share: float) -> float:
 
 def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
     """Return the time per token after the first, of all requests with more than one token; None if there are none."""
-    lengths, p = outcome.kinds or scenario.load.outputs
+    lengths, steps, p = _kinds_of(scenario, outcome)
     many = lengths > 1
     if not many.any():
         return None
     if outcome.seen:
         return outcome.seen[1]
     lengths, p = lengths[many], p[many] / p[many].sum()
-    life = lifetime_of(scenario, outcome, lengths)
+    life = outcome.lifetime(steps[many])
     gaps = lengths - 1
     seconds = life.seconds - outcome.first_token.mean
     if not scenario.variation:

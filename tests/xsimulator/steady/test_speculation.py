@@ -45,6 +45,8 @@ CASES = [
     ("orca", "4xH100-SXM", "C2", {"max_num_seqs": 64, "prefills_per_step": 1}),
     ("static", "1xH100-SXM", "512/256", {"encode_batch": 32}),
     ("rra", "1xH100-SXM", "512/256", {"encode_batch": 16, "decode_iterations": 16}),
+    ("orca", "1xH100-SXM", "512/16", {"max_num_seqs": 32, "prefills_per_step": 2}),
+    ("rra", "1xH100-SXM", "512/16", {"encode_batch": 16, "decode_iterations": 4}),
     ("rra", "4xH100-SXM", "C2", {"encode_batch": 16, "decode_iterations": 24}),
 ]
 
