@@ -240,5 +240,6 @@ def schedule(space: Candidates, values: Values, limits: Limits, size: Size | Non
         replicas=where.replicas,
         adjust=where.adjust if TRAITS[space.policy].adjustable else None,
         prefix_caching=where.load.cached is not None,
+        speculation=where.load.speculation,
     )
     return checked(made)

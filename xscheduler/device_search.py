@@ -66,7 +66,9 @@ def _ceiling(layout: ReplicaLayout, asked: RateQuestion) -> float:
 def _fluid_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
     setting, search = layout.setting, asked.search
     where = (setting.model, layout.cluster(1), asked.computed(layout), setting.profile)
-    problem = problem_at(*where, asked.bounds, search.bound, setting.kv_dtype, layout.fixed, search.admission)
+    problem = problem_at(
+        *where, asked.bounds, search.bound, setting.kv_dtype, layout.fixed, search.admission, setting.speculation
+    )
     stages = Layout(layout.devices, layout.tp, layout.devices if layout.tp > 1 else 0)
     return fluid_rate(problem, stages, asked.bounds.tpot_s)
 
@@ -88,6 +90,7 @@ def _steady_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
         own=setting.own,
         admission=search.admission,
         floor=0.0,
+        speculation=setting.speculation,
     )
     return tuned.estimate.throughput_seq_s if tuned.estimate else 0.0
 

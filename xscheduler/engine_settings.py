@@ -296,6 +296,7 @@ def engine_schedule(
         kv_dtype=setting.kv_dtype,
         bound="requests",
         replicas=replicas,
+        speculation=setting.speculation,
     )
     return checked(schedule)
 
@@ -312,9 +313,8 @@ def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
     from xsimulator.cost.cost_model import CostModel
 
     model, cluster = setting.model, setting.cluster
-    replica = CostModel(model, cluster, setting.profile, setting.kv_dtype, tokens=setting.workload.mean_tokens).replica(
-        stages
-    )
+    asked = False, None, setting.workload.mean_tokens, setting.speculation
+    replica = CostModel(model, cluster, setting.profile, setting.kv_dtype, *asked).replica(stages)
     room = replica.room(step)
     fullest = min(replica.memory(step), key=lambda memory: memory.free)
     gib = {name: figure_text(getattr(fullest, name) / 2**30, 4) for name in ("weights", "usable", "held", "workspace")}

@@ -60,10 +60,11 @@ class Target:
         """Return how the engine is started."""
         return _LAUNCHES[self.engine]
 
-    def check(self, setting: Setting, policies: tuple[str, ...]) -> None:
+    def check(self, setting: Setting, policies: tuple[str, ...], drafts: bool = False) -> None:
         """Raise InputError for a setting that the engine can't run.
 
-        Also raises it if the predictions are for another engine, or if the engine runs none of the policies.
+        Also raises it if the predictions are for another engine, if the engine runs none of the policies, or if tokens
+        are drafted (`drafts`) and its flags for this aren't known.
         """
         model, predicted = setting.model, engine_of(setting.profile).name
         if model.architecture == "t5":
@@ -78,6 +79,11 @@ class Target:
             raise InputError(
                 f"--export {self.engine} needs a policy that {self.engine} runs ({known}), but --policy has only "
                 f"{', '.join(policies)}: add one of them, or leave --policy out."
+            )
+        if drafts and not self.launch.drafts:
+            raise InputError(
+                f"The export to {self.engine} has no keys for speculative decoding: leave --draft-acceptance out, or "
+                "pass --export vllm or sglang."
             )
         self.launch.check(model, setting.profile.dtype, setting.kv_dtype)
         if self.form != "command":

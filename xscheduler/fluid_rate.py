@@ -41,13 +41,13 @@ def fluid_rate(problem: SearchProblem, layout: Layout, tpot_s: float | None = No
     if latency_s is not None:
         within &= longest * iteration <= latency_s
     if tpot_s is not None:
-        within &= iteration <= tpot_s
+        within &= iteration / problem.load.growth <= tpot_s
     rate: Array = residents / (entering * iteration)
     return float(rate[within].max(initial=0.0))
 
 
 def _iteration(problem: SearchProblem, layout: Layout, batch: Array, entering: float) -> Array:
-    """Return the seconds between two tokens of a resident, for micro-batches of `batch` residents on each stage."""
+    """Return the seconds of an iteration, for micro-batches of `batch` residents on each stage."""
     side, load = problem.both(layout).replica.decode, problem.load
     batch, stages = np.maximum(batch, 1.0), len(layout.degrees)
     prompts = batch / entering
@@ -60,6 +60,6 @@ def _iteration(problem: SearchProblem, layout: Layout, batch: Array, entering: f
     together = side.each(lambda group: load.prompts.encode(group, _BATCH)) / _BATCH
     apart = side.decode(batch, load.resident_context) + prompts[:, None] * together
     cells = np.minimum(side.each(mixed), apart)
-    hops = side.hops_of(batch + tokens).sum(axis=-1)
+    hops = side.hops_of(side.rows * batch + tokens).sum(axis=-1)
     seconds: Array = np.maximum(cells.sum(axis=-1) + hops, stages * cells.max(axis=-1))
     return seconds

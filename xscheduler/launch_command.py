@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from xcore.errors import InputError
+from xscheduler.exports.speculative_flags import one_branch, sglang_settings, vllm_settings
 from xscheduler.trtllm_config import config_words
 
 Read = Callable[[str], Any]
@@ -126,6 +127,7 @@ _VALUES: dict[str, dict[str, tuple[str, Read]]] = {
         "gpu-memory-utilization": ("memory_fraction", _share),
         "block-size": ("block_size", _count),
         "num-gpu-blocks-override": ("kv_blocks", _count),
+        "speculative-config": ("speculative", vllm_settings),
         "max-model-len": ("longest", _count),
     },
     "sglang": _SHARED
@@ -149,6 +151,11 @@ _VALUES: dict[str, dict[str, tuple[str, Read]]] = {
         "mem-fraction-static": ("memory_fraction", _share),
         "page-size": ("block_size", _count),
         "context-length": ("longest", _count),
+        "speculative-algorithm": ("speculative_algorithm", str),
+        "speculative-num-steps": ("speculative_steps", _count),
+        "speculative-num-draft-tokens": ("speculative_verified", _count),
+        "speculative-draft-model-path": ("speculative_path", str),
+        "speculative-eagle-topk": ("speculative_branches", one_branch),
     },
     "tensorrt-llm": {
         "dtype": ("dtype", _one_of(_DTYPES)),
@@ -255,9 +262,11 @@ def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
         raise InputError(
             f"--command has {name}={given}, but {stages} pipeline stages: write one number for each stage."
         )
+    settings |= settings.pop("speculative", {})
     settings.setdefault("tp_degree", 1)
     settings.setdefault("replicas", 1)
     if engine == "sglang":
+        settings |= sglang_settings(settings)
         _size_replicas(settings)
     elif engine == "tensorrt-llm":
         if settings.get("attention_dp"):

@@ -9,6 +9,7 @@ from xcore.specs.cluster import ClusterSpec
 from xcore.specs.deployment import Deployment
 from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
+from xcore.specs.speculation import Speculation
 from xcore.specs.workload import Workload
 from xcore.usable_cpus import usable_cpus
 from xscheduler.goodput import Meter, RateBounds
@@ -35,6 +36,8 @@ class SearchedAt(TypedDict, total=False):
     """The admission rules to search."""
     prefix_caching: bool
     """Whether prompts share prefixes as in the arrivals."""
+    speculation: Speculation | None
+    """What decode iterations draft."""
 
 
 def searches_at(
@@ -51,6 +54,7 @@ def searches_at(
     own: Deployment | None = None,
     admission: tuple[Admission, ...] = ("reserve",),
     prefix_caching: bool = False,
+    speculation: Speculation | None = None,
 ) -> dict[str, OpenSearch]:
     """Return each policy's search within the bounds; nothing is replayed yet. `SearchedAt` explains the options."""
     check_asked(policies, fixed or {}, admission)
@@ -58,7 +62,8 @@ def searches_at(
     caching = workload if prefix_caching else None
 
     def asked(on: Deployment) -> SearchProblem:
-        return problem_at(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
+        rules = fixed, admission, speculation
+        return problem_at(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, *rules)
 
     problems = by_policy(policies, on, own, asked)
     return {
@@ -83,11 +88,13 @@ def problem_at(
     kv_dtype: str | None,
     fixed: dict[str, int] | None,
     admission: tuple[Admission, ...] = ("reserve",),
+    speculation: Speculation | None = None,
 ) -> SearchProblem:
     """Return the search problem of a cluster at an arrival rate."""
     kept = kv_dtype or usual_kv_dtype(profile.dtype)
-    cost_model = CostModel(model, cluster, profile, kept, watched=False, tokens=workload.mean_tokens)
-    load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
+    cost_model = CostModel(model, cluster, profile, kept, False, None, workload.mean_tokens, speculation)
+    load = Load(workload, model.encoder_layers > 0, speculation=speculation)
+    limits = Limits(_slowest(bounds, workload))
     return SearchProblem(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
 
 

@@ -149,6 +149,7 @@ def searches_of(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> li
         fixed=search.fixed | layout.fixed | {"replicas": replicas},
         own=own,
         admission=search.admission,
+        speculation=setting.speculation,
         prefix_caching=asked.prefix_caching,
     )
     return [replace(one, members=_whole(one, layout), threads=1) for one in searches.values()]

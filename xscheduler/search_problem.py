@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from xcore.batching.admission import Admission
 from xcore.errors import InputError
 from xcore.policies import TRAITS
@@ -211,9 +213,13 @@ class SearchProblem:
 
     @property
     def longest(self) -> int:
-        """The output length that a latency bound applies to: only the requests that may miss the bound are longer."""
-        workload, share = self.load.workload, self.bound.share
-        return workload.p99_output if self.bound.of_length else workload.output.quantile(share)
+        """The output length in iterations that a latency bound applies to.
+
+        Only the requests that may miss the bound are longer.
+        """
+        if self.bound.of_length:
+            return round(float(self.load.steps_of(np.array([float(self.load.workload.p99_output)]))[0]))
+        return self.load.steps.quantile(self.bound.share)
 
     @property
     def needs(self) -> tuple[float, float]:
@@ -270,7 +276,8 @@ class SearchProblem:
         """
         scenario, reach, (mean, longest) = self.both(layout), self._reach(layout, admission), self.needs
         rate = ceilings.decode_rate(reach, mean, longest, self.limits.latency_s)
-        work = float(ceilings.token_seconds(scenario.replica.decode).max()) * (self.load.prompts.mean + mean)
+        tokens = self.load.prompts.mean + self.cost_model.rows * mean
+        work = float(ceilings.token_seconds(scenario.replica.decode).max()) * tokens
         ceiling = self.tokens_s(min(rate, 1.0 / work), layout.devices)
         return ceilings.SpaceLimits(ceiling, ceilings.quickest(scenario, reach, longest))
 

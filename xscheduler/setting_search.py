@@ -15,7 +15,7 @@ from xcore.specs.device_sheets import SHEETS
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.model import BYTES
 from xprofiler.rooflines import like
-from xscheduler.settings import Setting
+from xscheduler.settings import Setting, with_draft
 
 if TYPE_CHECKING:
     from xscheduler.search import Method
@@ -52,7 +52,8 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
     from xscheduler.tune import tune
 
     where = (setting.model, setting.cluster, setting.workload, setting.profile)
-    return tune(*where, latency_bound_s=latency_bound_s, kv_dtype=setting.kv_dtype, own=setting.own, **options)
+    options = {"kv_dtype": setting.kv_dtype, "own": setting.own, "speculation": setting.speculation} | options
+    return tune(*where, latency_bound_s=latency_bound_s, **options)
 
 
 def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
@@ -106,9 +107,10 @@ def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
     profile = like(setting.profile, setting.model, cluster) if rooflined else setting.profile
     own = setting.own
     if own:
-        there = replace(cluster, memory_fraction=own.cluster.memory_fraction)
-        own = Deployment(there, like(own.profile, setting.model, there) if rooflined else own.profile)
-    return replace(setting, cluster=cluster, profile=profile, own=own)
+        deployed = replace(cluster, memory_fraction=own.cluster.memory_fraction)
+        own = Deployment(deployed, like(own.profile, setting.model, deployed) if rooflined else own.profile)
+    there = replace(setting, cluster=cluster, profile=profile, own=own)
+    return with_draft(there, setting.speculation.draft) if setting.speculation else there
 
 
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:

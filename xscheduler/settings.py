@@ -15,13 +15,14 @@ from xcore.specs.model import ARITHMETIC, BYTES, DTYPES, KV_DTYPES, ModelSpec, u
 from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
+from xcore.specs.speculation import Speculation, check_drafting
 from xcore.specs.workload import Workload
 from xcore.traces.fit_context import fit_context
 from xcore.usable_cpus import usable_cpus
 from xprofiler.kernel_import import KernelImport, kernel_import
 from xprofiler.profiles import find_profile
 from xprofiler.roofline_device import arithmetic
-from xprofiler.rooflines import accuracy, engine_notes, own_profile
+from xprofiler.rooflines import accuracy, engine_notes, own_profile, stock_profile
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Setting:
     """This project's engine, for the policies that the profile's engine doesn't run; None: one engine for all."""
     kernels: KernelImport | None = None
     """The kernel import that could replace the data sheet; None: another kind of profile, or no tables cover it."""
+    speculation: Speculation | None = None
+    """What decode iterations draft."""
 
     def on(self, policy: str) -> "Setting":
         """Return the same setting with the engine that runs a policy."""
@@ -50,6 +53,29 @@ class Setting:
         return replace(
             self, workload=with_prefix_hit(self.workload, share), assumptions=(*self.assumptions, hit_text(share))
         )
+
+
+def with_draft(setting: Setting, draft: ModelSpec | None) -> Setting:
+    """Return the setting whose profiles have the times of a draft model too; InputError for a model with an encoder."""
+    check_drafting(setting.model)
+    if draft is None:
+        return setting
+    own, kept = setting.own, setting.kv_dtype
+    if own:
+        own = replace(own, profile=draft_profile(own.profile, draft, own.cluster, kept))
+    return replace(setting, profile=draft_profile(setting.profile, draft, setting.cluster, kept), own=own)
+
+
+def draft_profile(profile: Profile, draft: ModelSpec, cluster: ClusterSpec, kv_dtype: str) -> Profile:
+    """Return a profile with the times of a draft model on the same devices, by the roofline."""
+    times = stock_profile(draft, cluster, draft.dtype or profile.dtype, kv_dtype, engine_of(profile).name)
+    return replace(profile, draft=times.degrees)
+
+
+def for_schedule(profile: Profile, schedule: Schedule) -> Profile:
+    """Return a profile for a schedule: with the times of its draft model, if it has one."""
+    draft = schedule.speculation.draft if schedule.speculation else None
+    return draft_profile(profile, draft, schedule.cluster, schedule.kv_dtype) if draft else profile
 
 
 def find_model(text: str) -> ModelSpec:

@@ -20,6 +20,7 @@ from xcore.specs.deployment import Deployment
 from xcore.specs.estimate import Binding
 from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
+from xcore.specs.speculation import Speculation
 from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
@@ -79,6 +80,7 @@ def tune(
     floor: float | None = None,
     near: Nearby | None = None,
     adjust: float | None = USUAL_SHARE,
+    speculation: Speculation | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Search every policy on every allocation and return the best schedule.
@@ -95,18 +97,19 @@ def tune(
     a schedule is found. `own` is this project's engine, for the policies that the profile's engine doesn't run (None:
     one engine for all). With a `floor` in tokens/s, only a schedule with more throughput is returned, without reasons,
     and with `near` the best one that a short search finds. `adjust` is `Schedule.adjust` of policies with a target.
-    `progress` is called with the numbers of searched policies and of all policies.
+    `speculation` is what decode iterations draft. `progress` is called with the numbers of searched policies and of all
+    policies.
 
     Raises InputError for an unknown policy, or for a profile without any degree that fits the cluster.
     """
     check_asked(policies, fixed or {}, admission)
     limits = Limits(latency_bound_s, ttft_s, tpot_s, most_resident, kv_blocks)
-    load = Load.of(workload, model.encoder_layers > 0, steady_state)
+    load = Load.of(workload, model.encoder_layers > 0, steady_state, speculation=speculation)
     rest = (load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission)
 
     def problem(on: Deployment) -> SearchProblem:
         kept = kv_dtype or usual_kv_dtype(on.profile.dtype)
-        costs = CostModel(model, on.cluster, on.profile, kept, watched=False, tokens=workload.mean_tokens)
+        costs = CostModel(model, on.cluster, on.profile, kept, False, None, workload.mean_tokens, speculation)
         return SearchProblem(costs, *rest, adjust=adjust)
 
     problems = by_policy(policies, Deployment(cluster, profile), own, problem)

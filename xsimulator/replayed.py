@@ -112,6 +112,7 @@ def _schedule(policy: str, scenario: Scenario, control: Control, admission: Admi
         kv_dtype=cost_model.kv_dtype,
         bound=scenario.bound.name,
         percentile=scenario.bound.percentile,
+        speculation=scenario.load.speculation,
     )
 
 

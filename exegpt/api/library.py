@@ -7,7 +7,7 @@ from typing import Any
 
 from exegpt.api.simulate import simulate as predict
 from exegpt.api.tuning import read_problem, tune_bounds, tune_rate
-from exegpt.options.shared_options import PredictionOptions
+from exegpt.options.shared_options import PredictionOptions, SpeculationOptions
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.tune import TuneOptions
 from xcore.choices import check_choice
@@ -27,7 +27,7 @@ from xscheduler.tuned import Tuned
 Duration = float | str | None
 """Seconds, or a text like 250ms; None: no bound."""
 _PLANNING = (*PredictionOptions.__dataclass_fields__, "scale_to_context")
-_SETTING = (*_PLANNING, "columns", "device", "prefix_hit")
+_SETTING = (*_PLANNING, *SpeculationOptions.__dataclass_fields__, "columns", "device", "prefix_hit")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def tune(
 
     At a `rate` in requests/s, find the schedule with the highest goodput instead. `fixed` holds control variables with
     fixed values. `setting` takes dtype, kv_dtype, memory_fraction, columns, scale_to_context, device, engine,
-    front_end and prefix_hit.
+    front_end, prefix_hit, and for speculative decoding draft_acceptance, num_speculative_tokens, draft_model and
+    draft_layers.
 
     Example: `exegpt.tune("llama-3.1-8b", "1xH100-SXM", "2048/256", latency_bound=5.0).schedule`
 

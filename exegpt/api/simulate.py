@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import xsimulator
 from exegpt.api.agent_turns import AgentTurns, check_closed_loop, drawn_turns, full_load_text, loop_facts
+from exegpt.api.tune_settings import drafts_of
 from exegpt.options.option_record import option_name, option_words, typed_options
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.values import only_profile
@@ -27,10 +28,12 @@ from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.files import read_schedule
 from xcore.quantity import figure_text, percent_text
+from xcore.specs.acceptance import Acceptance
 from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.schedule import Schedule
+from xcore.specs.speculation import Speculation
 from xcore.specs.timeline import Timeline, chrome_trace
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context
@@ -39,10 +42,11 @@ from xprofiler import rooflines
 from xprofiler.kernel_import import KernelImport, kernel_import
 from xprofiler.profiles import as_found, find_profile
 from xscheduler.application_runs import dependencies, run_completions
+from xscheduler.drafts import DraftGain, Drafts, draft_gain, gain_texts
 from xscheduler.engine_settings import EngineSettings, follow, resident
 from xscheduler.launch_command import POLICY, Launch, read_launch
 from xscheduler.ordering import USUAL_TAU, trace_hints
-from xscheduler.settings import find_setting
+from xscheduler.settings import find_setting, for_schedule, with_draft
 
 if TYPE_CHECKING:
     from xsimulator.replay.event_simulator import Replay
@@ -65,6 +69,8 @@ class Prediction:
     """Sentences that don't fit in a table."""
     kernels: KernelImport | None = None
     """The kernel import that could replace the data sheet."""
+    drafting: DraftGain | None = None
+    """The gain of drafting by the batch; None without speculative decoding."""
 
 
 def simulate(
@@ -100,6 +106,7 @@ def simulate(
     engine_settings = EngineSettings.of(vars(options) | dict(settings or {}))
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule, engine_settings)
+        profile = for_schedule(profile, schedule)
     elif options.model:
         schedule, profile, assumptions = _of_engine(options, engine_settings, workload)
     else:
@@ -118,7 +125,16 @@ def simulate(
     if options.timeline:
         trace = chrome_trace([prediction.timeline()])
         document.write_text(options.timeline, document.dumps(trace, indent=None))
-    return replace(prediction, assumptions=tuple(dict.fromkeys(prediction.assumptions)), kernels=kernels)
+    gain = draft_gain(schedule, profile, _drafts_of(schedule.speculation)) if schedule.speculation else None
+    texts = (*prediction.texts, *(f"{text[0].upper()}{text[1:]}." for text in (gain_texts(gain) if gain else ())))
+    assumptions = tuple(dict.fromkeys(prediction.assumptions))
+    return replace(prediction, assumptions=assumptions, texts=texts, kernels=kernels, drafting=gain)
+
+
+def _drafts_of(speculation: Speculation) -> Drafts:
+    """Return the drafts of a schedule, whose number is fixed."""
+    known = Acceptance({speculation.drafted: speculation.acceptance}, "of the schedule")
+    return Drafts(known, (speculation.drafted,), speculation.layers, speculation.draft)
 
 
 def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions, dict[str, Any]]:
@@ -160,6 +176,8 @@ def _of_engine(
     if options.prefix_hit:
         check_prefix_caching(settings.policy or "chunked", setting.model, f"--prefix-hit {options.prefix_hit:g}")
         setting = setting.with_prefix_hit(options.prefix_hit)
+    if drafts := drafts_of(options):
+        setting = with_draft(replace(setting, speculation=drafts.at(drafts.only)), drafts.draft)
     schedule, assumed = follow(setting, settings, options.engine)
     import_text = setting.kernels.text if setting.kernels else None  # the policy may have another engine
     said = [text for text in setting.assumptions if text != import_text]
@@ -185,6 +203,11 @@ def _of_file(
     schedule = read_schedule(path)
     share = schedule.workload.prefix_hit
     assumed = (hit_text(share),) if share else ()
+    if options.draft_acceptance:
+        raise InputError(
+            f"The schedule file determines --draft-acceptance: leave --draft-acceptance {options.draft_acceptance} or "
+            "--schedule out."
+        )
     named = only_profile(options.profile)
     stock = named in (None, "roofline") and options.engine is None and options.front_end is None
     roofline = rooflines.found_on(schedule) if stock else None

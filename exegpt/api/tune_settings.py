@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from exegpt.options.shared_options import SpeculationOptions
 from exegpt.options.tune import TuneOptions
 from exegpt.options.values import only_profile
 from xcore.choices import check_choice
@@ -10,9 +11,10 @@ from xcore.specs.device_names import device_kind
 from xcore.specs.device_sheets import KINDS
 from xcore.specs.price import Prices, device_price
 from xcore.specs.workload import Workload
+from xscheduler.drafts import Drafts
 from xscheduler.export import ENGINES
 from xscheduler.replica_layout import NODE
-from xscheduler.settings import Setting, find_setting
+from xscheduler.settings import Setting, find_setting, with_draft
 
 ANY = "any"
 """The value of --devices that stands for all built-in kinds."""
@@ -23,7 +25,7 @@ def setting_on(
 ) -> Setting:
     """Return the setting on one of the clusters; with `one_engine`, no other engine is predicted.
 
-    An export's engine makes the predictions of a roofline.
+    An export's engine makes the predictions of a roofline. At a rate, the setting has the fixed number of draft tokens.
     """
     profile = only_profile(options.profile)
     exported = exported_engine(options) if profile in (None, "roofline") else None
@@ -45,12 +47,25 @@ def setting_on(
         front_end=options.front_end,
         one_engine=one_engine,
     )
-    return setting.with_prefix_hit(options.prefix_hit) if options.prefix_hit else setting
+    if options.prefix_hit:
+        setting = setting.with_prefix_hit(options.prefix_hit)
+    drafts = drafts_of(options)
+    if drafts is None:
+        return setting
+    speculation = drafts.at(drafts.only) if options.open_system else None
+    return replace(with_draft(setting, drafts.draft), speculation=speculation)
 
 
 def exported_engine(options: TuneOptions) -> str | None:
     """Return the engine whose launch command the user wants; InputError for an unknown one."""
     return None if options.export is None else check_choice(options.export.lower(), ENGINES, "--export")
+
+
+def drafts_of(options: SpeculationOptions) -> Drafts | None:
+    """Return what may be drafted; None without speculative decoding."""
+    asked = options.draft_acceptance, options.num_speculative_tokens
+    rate, tokens = (None if value is None else str(value) for value in asked)  # numbers in Python
+    return Drafts.of(rate, tokens, options.draft_model, options.draft_layers)
 
 
 def check_devices(options: TuneOptions) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.api.reports import write_search_report
-from exegpt.api.tune_settings import check_devices, exported_engine, setting_on, settings_of_kinds
+from exegpt.api.tune_settings import check_devices, drafts_of, exported_engine, setting_on, settings_of_kinds
 from exegpt.options.tune import TuneOptions
 from exegpt.options.values import profile_files
 from xcore import document
@@ -25,6 +25,7 @@ from xcore.specs.price import Prices, TokenPrice, price_per_hour, read_prices, t
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
+from xscheduler.drafts import DraftGain, Drafts, draft_gain, search_drafts
 from xscheduler.engine_settings import resident
 from xscheduler.export import FORMS, Export, Target
 from xscheduler.policy_names import policy_names
@@ -67,6 +68,8 @@ class TuneProblem:
     """The engine whose launch command is also printed."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """With --devices: why a kind has no setting."""
+    drafts: Drafts | None = None
+    """What may be drafted; None: no speculative decoding."""
 
     @property
     def open_system(self) -> bool:
@@ -84,6 +87,8 @@ class BoundedAnswer:
     export: Export | None = None
     price_hour: float | None = None
     """The price of the cluster for an hour; None without prices."""
+    drafting: DraftGain | None = None
+    """The gain of drafting on the best schedule's stages; None if nothing may be drafted, or without a schedule."""
 
     def token_price(self, setting: Setting) -> TokenPrice | None:
         """Return the price of a million tokens at full throughput; None without prices or without a schedule."""
@@ -149,6 +154,9 @@ def read_problem(
     if len(clusters) > 1 and not options.open_system:
         raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
     check_devices(options)
+    drafts = drafts_of(options)
+    if drafts and options.open_system:
+        _ = drafts.only  # report several numbers before the work
     left_out: dict[str, str] = {}
     if options.devices:
         settings, left_out = settings_of_kinds(options, workload, prices)
@@ -160,7 +168,7 @@ def read_problem(
     rates_seq_s = tuple(parse_rate(part) for part in options.rate.split(",")) if options.rate else ()
     if curve:
         rates_seq_s = (max(hour.rate_seq_s for hour in curve),)
-    return TuneProblem(settings, bounds_s, search, options, rates_seq_s, curve, prices, target, left_out)
+    return TuneProblem(settings, bounds_s, search, options, rates_seq_s, curve, prices, target, left_out, drafts)
 
 
 def _load_curve(options: TuneOptions, bounds: int) -> tuple[LoadHour, ...]:
@@ -218,19 +226,19 @@ def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -
         return None
     form = check_choice(options.export_as or "command", FORMS, "--export-as")
     target = Target(engine, options.model if options.model and Path(options.model).is_dir() else None, form)
-    target.check(setting, policies)
+    target.check(setting, policies, drafts=options.draft_acceptance is not None)
     return target
 
 
 def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     """Return the answer under each bound if requests always wait; write the last schedule found, and the report."""
-    setting, bounds_s, search = problem.settings[0], problem.bounds_s, problem.search
+    setting, bounds_s = problem.settings[0], problem.bounds_s
     if problem.options.prefix_hit:
         check_prefix_caching(None, setting.model, caching_option(problem.options))
     if problem.prices:
         price_per_hour(problem.prices, setting.cluster)  # report a missing price before the work
     with output.progress("searching policies") as progress:
-        tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
+        tuned = [_searched(problem, bound_s, progress) for bound_s in bounds_s]
     advice = (
         problem.options.advice
         if problem.options.advice is not None
@@ -244,12 +252,36 @@ def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     return answers
 
 
+def _searched(problem: TuneProblem, bound_s: float | None, progress: Callable[[int, int], None]) -> "Tuned":
+    setting, search, drafts = problem.settings[0], problem.search, problem.drafts
+    if drafts is None:
+        return search_schedule(setting, bound_s, progress=progress, **vars(search))
+    return search_drafts(setting, bound_s, drafts, search, progress=progress)
+
+
+def _on_engine(problem: TuneProblem, tuned: "Tuned", bound_s: float | None) -> "Alternative | None":
+    """Return the best schedule that the setting's engine runs, with the number of draft tokens that is best for it."""
+    setting, drafts = problem.settings[0], problem.drafts
+    engine = engine_of(setting.profile).name
+    policies = tuple(policy for policy in problem.search.policies if runs(engine, policy))
+    if drafts is None or len(drafts.lengths) == 1 or setting.own is None or not policies:
+        return best_on(tuned, engine)
+    return best_on(search_drafts(setting, bound_s, drafts, replace(problem.search, policies=policies)), engine)
+
+
+def _drafting(problem: TuneProblem, schedule: Schedule | None) -> DraftGain | None:
+    """Return the gain of drafting on a schedule's stages; None without a schedule, or if nothing may be drafted."""
+    if schedule is None or problem.drafts is None:
+        return None
+    return draft_gain(schedule, problem.settings[0].on(schedule.policy).profile, problem.drafts)
+
+
 def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
     """Return the answer under one bound, with the export to the target engine."""
     import xsimulator
 
     setting, search = problem.settings[0], problem.search
-    on_engine, export = best_on(tuned, engine_of(setting.profile).name), None
+    on_engine, export = _on_engine(problem, tuned, bound_s), None
     tuned = replace(tuned, best_on_engine=on_engine)
     best = on_engine if problem.options.engine and on_engine else None
     advised = replace(tuned, schedule=best.schedule, estimate=best.estimate) if best else tuned
@@ -258,9 +290,11 @@ def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice
         running, _ = resident(followed, setting.profile)
         estimate = xsimulator.estimate(running, setting.profile)
         export = problem.target.export(followed, estimate, alike=bool(setting.workload.prefix_hit))
+    if advised.schedule:
+        setting = replace(setting, speculation=advised.schedule.speculation)
     texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
     price_hour = price_per_hour(problem.prices, setting.cluster) if problem.prices else None
-    return BoundedAnswer(bound_s, tuned, texts, export, price_hour)
+    return BoundedAnswer(bound_s, tuned, texts, export, price_hour, _drafting(problem, written(problem, tuned)))
 
 
 def written(problem: TuneProblem, tuned: "Tuned") -> Schedule | None:
@@ -441,6 +475,7 @@ def _tuned_at(
         own=setting.own,
         admission=search.admission,
         prefix_caching=prefix_caching,
+        speculation=setting.speculation,
     )
 
 

@@ -22,6 +22,7 @@ from xcore.console import output
 from xcore.console.schedule_text import schedule_text
 from xcore.duration import format_duration
 from xcore.specs.price import NO_TOKEN_PRICE
+from xscheduler.drafts import gain_texts
 from xscheduler.setting_search import infeasible_text, ranked, reasons
 from xscheduler.settings import Setting
 
@@ -43,6 +44,7 @@ def _emit(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
         answer_document(answer.tuned, setting, problem.target, answer.export)
         | {"advice": answer.advice, "latency_bound_s": answer.bound_s}
         | _prices(answer, setting)
+        | ({"speculation": answer.drafting.document} if answer.drafting else {})
         for answer in answers
     ]
     if len(documents) == 1:
@@ -102,6 +104,8 @@ def _print_one(problem: TuneProblem, answer: BoundedAnswer) -> None:
     output.listed(f"Best: {schedule_text(tuned.schedule)}", reasons(feasible, problem.options.explain))
     if len(feasible) > 1 and not problem.options.explain:
         print("--explain prints all reasons for each policy's rank.")
+    if answer.drafting:
+        output.listed("Speculative decoding:", gain_texts(answer.drafting))
     if problem.target:
         print_export(problem.target, answer.export, times)
 

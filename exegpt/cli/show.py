@@ -192,13 +192,16 @@ def _predicted(schedule: "Schedule") -> "Estimate | None":
     """Return the schedule's estimate if its profile is available: a roofline, or a profile of this machine."""
     from xprofiler.profiles import find_profile
     from xprofiler.rooflines import found_on
+    from xscheduler.settings import for_schedule
     from xsimulator import estimate
 
     if schedule.profile.source == "roofline":
         profile = found_on(schedule)
-        return estimate(schedule, profile) if profile else None
+        return estimate(schedule, for_schedule(profile, schedule)) if profile else None
     profile, _ = find_profile(None, schedule.model.spec, schedule.cluster, schedule.dtype)
-    return estimate(schedule, profile) if profile.fingerprint == schedule.profile.fingerprint else None
+    if profile.fingerprint != schedule.profile.fingerprint:
+        return None
+    return estimate(schedule, for_schedule(profile, schedule))
 
 
 def _profile(file: Path) -> "Shown":

@@ -41,6 +41,8 @@ def simulate(options: SimulateOptions) -> None:
     if options.json:
         more: dict[str, Any] = {"profile_import": prediction.kernels.to_dict() if prediction.kernels else None}
         more |= {"assumptions": prediction.assumptions, "provenance": output.provenance(prediction.profile)}
+        if prediction.drafting:
+            more["speculation"] = prediction.drafting.document
         return output.emit(prediction.facts | more)
     output.notes(prediction.assumptions)
     output.table(prediction.columns, prediction.rows, schedule_text(prediction.schedule))

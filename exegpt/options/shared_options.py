@@ -158,6 +158,30 @@ class PredictionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """Speculative decoding: how many tokens are drafted, by what, and how many of them are accepted."""
+
+    draft_acceptance: str | None = option(
+        None,
+        "Speculative decoding: the acceptance of draft tokens. A rate (0.7), rates by position as in engines' logs "
+        "(0.8,0.6,0.5), or a YAML file with the mean tokens per iteration by the number of draft tokens (FILE, or "
+        "FILE:NAME for one of several curves).",
+    )
+    num_speculative_tokens: str | None = option(
+        None, "Draft tokens of each sequence in a decode iteration, or auto: tune tries 0 to 8 (the default of tune)."
+    )
+    draft_model: str | None = option(
+        None, "A separate draft model: a built-in name or a model directory. Default: layers of the model draft."
+    )
+    draft_layers: float | None = option(
+        None,
+        "The layers that draft, as a number of the model's decoder layers: 1 for an MTP or EAGLE head (default).",
+        min=0.01,
+        max=1000.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
     """The device and the threads of a run on this machine."""
 

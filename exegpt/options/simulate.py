@@ -51,6 +51,7 @@ class SimulateOptions(
     EngineRulesOptions,
     shared_options.PrefixHitOptions,
     shared_options.PredictionOptions,
+    shared_options.SpeculationOptions,
     PlanSimulationOptions,
 ):
     """A schedule's file, or a model on a cluster with an engine's settings; None: not passed."""

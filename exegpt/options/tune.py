@@ -117,6 +117,7 @@ class TuneOptions(
     shared_options.ControlOptions,
     shared_options.PrefixHitOptions,
     shared_options.PredictionOptions,
+    shared_options.SpeculationOptions,
     shared_options.TraceOptions,
     ArrivalOptions,
     AnswerOptions,

@@ -128,7 +128,18 @@ def test_what_isnt_said_is_one_device():
         ("sglang serve", "names no model: write `sglang serve --model-path MODEL"),
         ("vllm serve 'm", "close its quotes"),
         ("vllm serve m --enforce-eager", "--enforce-eager, which is not modelled for vLLM"),
-        ("vllm serve m --speculative-config {}", "--speculative-config, which is not modelled for vLLM"),
+        ("vllm serve m --speculative-config {}", 'which isn\'t JSON with "num_speculative_tokens"'),
+        (
+            """vllm serve m --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'""",
+            "which isn't a modelled method: draft_model, mtp",
+        ),
+        ("sglang serve --model m --speculative-algorithm NGRAM", "NGRAM, which is not modelled: use one of EAGLE"),
+        ("sglang serve --model m --speculative-eagle-topk 4", "4, which isn't 1: trees of drafts are not modelled"),
+        (
+            "sglang serve --model m --speculative-algorithm EAGLE --speculative-num-steps 3 "
+            "--speculative-num-draft-tokens 8",
+            "verifies 8 draft tokens with 3 draft steps",
+        ),
         ("vllm serve m --no-enable-chunked-prefill", "--no-enable-chunked-prefill, which is not modelled for vLLM"),
         ("vllm serve m --max-num-seqs many", "--max-num-seqs many, which isn't a whole number above 0"),
         ("vllm serve m --max-num-seqs ²", "--max-num-seqs ², which isn't a whole number above 0"),

@@ -28,12 +28,13 @@ class Reserve:
 
     grows = False
 
-    def __init__(self, pool: KVPool, encoder_decoder: bool):
-        self._pool, self._encoder_decoder = pool, encoder_decoder
+    def __init__(self, pool: KVPool, encoder_decoder: bool, drafted: int = 0):
+        self._pool, self._encoder_decoder, self._drafted = pool, encoder_decoder, drafted
 
     def blocks(self, sequence: Sequence) -> int:
         """Return the blocks that must be free when a sequence is admitted."""
-        return self._pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self._encoder_decoder))
+        tokens = most_cached(sequence.input_tokens, sequence.max_output, self._encoder_decoder)
+        return self._pool.blocks_for(tokens + self._drafted)
 
     def first_blocks(self, sequence: Sequence, prefilled: int) -> int:
         """Return the blocks that a sequence gets at admission: all of them."""
@@ -48,7 +49,7 @@ class Grow:
 
     grows = True
 
-    def __init__(self, pool: KVPool, encoder_decoder: bool):
+    def __init__(self, pool: KVPool, encoder_decoder: bool, drafted: int = 0):
         self._pool, self._encoder_decoder = pool, encoder_decoder
 
     def blocks(self, sequence: Sequence) -> int:
@@ -60,28 +61,28 @@ class Grow:
         return self._pool.blocks_for(sequence.cached + prefilled)
 
     def _known(self, sequence: Sequence) -> int:
-        return sequence.input_tokens + sequence.recomputed + self._encoder_decoder
+        return sequence.known + self._encoder_decoder
 
 
 ADMISSIONS: dict[Admission, type[Reserve | Grow]] = {"reserve": Reserve, "grow": Grow}
 """The admission rules by their names in options and schedules."""
 
 
-def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence], most: int = ENDLESS) -> int:
+def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence], most: int = ENDLESS, drafted: int = 0) -> int:
     """Return how many decode iterations in a row the free blocks suffice for: 1 to `most`.
 
     The sequences have their blocks for the first iteration already. Finished rows of a static batch need no more
-    blocks.
+    blocks. Each sequence needs blocks for `drafted` draft tokens too.
     """
     available = pool.available
-    if len(sequences) * pool.blocks_for(min(most, pool.total * pool.block_size)) <= available:
+    if len(sequences) * pool.blocks_for(min(most * (1 + drafted) + drafted, pool.total * pool.block_size)) <= available:
         return most  # enough even if each needed as many new blocks as an empty sequence
-    cached = [sequence.cached for sequence in sequences if not sequence.finished]
+    unfinished = [sequence for sequence in sequences if not sequence.finished]
     blocks = sum(len(sequence.blocks) for sequence in sequences if not sequence.finished) + available
     low, high = 1, min(most, 1 + pool.block_size * (1 + available))
     while low < high:  # the blocks that k iterations need rise with k
         middle = (low + high + 1) // 2
-        if sum([pool.blocks_for(tokens + middle) for tokens in cached]) <= blocks:
+        if sum([pool.blocks_for(s.cached + s.needed(middle) + drafted) for s in unfinished]) <= blocks:
             low = middle
         else:
             high = middle - 1

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from math import inf
 
-from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage, most_cached
+from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.order import FollowingOrder, Order
 from xcore.batching.pins import Pins
@@ -25,7 +25,7 @@ class Ledger:
 
     With `early_termination` a finished sequence is released at once; without it, when every resident one has finished
     (static batches). In an `encoder_decoder`, encoding gives no token. If `disaggregated`, a prefilled sequence decodes
-    once its keys and values have arrived.
+    once its keys and values have arrived. With `drafted` draft tokens, a sequence holds blocks for these too.
 
     Over a `PrefixPool`, sequences share the cached blocks of their prompts. With `shares_in_step`, they also share the
     blocks that another sequence computes in the same step; the step must then compute them as one.
@@ -46,16 +46,17 @@ class Ledger:
         disaggregated: bool = False,
         shares_in_step: bool = True,
         lingering: bool = False,
+        drafted: int = 0,
     ):
         self.pool = pool
         self._prefixes = pool if isinstance(pool, PrefixPool) else None
-        self.shares_in_step = shares_in_step
+        self.shares_in_step, self.drafted = shares_in_step, drafted
         self.early_termination = early_termination
         self.encoder_decoder = encoder_decoder
         self.disaggregated = disaggregated
         self._following = order.fresh() if isinstance(order, FollowingOrder) else None
         self.waiting = Queue(self._following or order)
-        self.admission = ADMISSIONS[admission](pool, encoder_decoder)
+        self.admission = ADMISSIONS[admission](pool, encoder_decoder, drafted)
         self.encoding: list[Sequence] = []
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
         self.decoding: list[Sequence] = []
@@ -136,7 +137,7 @@ class Ledger:
 
     def most_blocks(self, sequence: Sequence) -> int:
         """Return the blocks for all tokens that a sequence may ever cache."""
-        return self.pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder))
+        return ADMISSIONS["reserve"](self.pool, self.encoder_decoder, self.drafted).blocks(sequence)
 
     def observe(self, now: float) -> None:
         """Report arrivals to a stateful order before each decision.
@@ -218,7 +219,7 @@ class Ledger:
             decode = [sequence for sequence in decode if sequence.kv_arrived_s <= now]
         if not self.admission.grows:
             return tuple(decode), []
-        steps, preempted = self.grow([(s, 1 + s.behind) for s in decode], now)
+        steps, preempted = self.grow([(s, 1 + s.behind + self.drafted) for s in decode], now)
         return tuple([s for s, _ in steps]), preempted
 
     def grow(self, steps: list[tuple[Sequence, int]], now: float) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
@@ -253,7 +254,8 @@ class Ledger:
         """Allocate the blocks of a step's decoding sequences for `iterations` in a row, which `repeats` allowed."""
         if self.admission.grows:
             for sequence in step.decode:
-                if not self._has_room(sequence, iterations) and not self._extend(sequence, iterations):
+                tokens = sequence.needed(iterations) + self.drafted
+                if not self._has_room(sequence, tokens) and not self._extend(sequence, tokens):
                     raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
 
     def repeats(self, step: Step, preempted: list[Sequence]) -> int:
@@ -265,11 +267,10 @@ class Ledger:
             return 1
         if not self.admission.grows:
             return step.repeats
-        if preempted and self._prefixes:  # a sequence whose blocks are still cached may return at once
+        # A preempted sequence whose blocks are still cached may return at once.
+        if (preempted and self._prefixes) or any(sequence.behind for sequence in step.decode):
             return 1
-        if any(sequence.behind for sequence in step.decode):
-            return 1
-        return iterations_until_shortage(self.pool, step.decode, step.repeats)
+        return iterations_until_shortage(self.pool, step.decode, step.repeats, self.drafted)
 
     def _has_room(self, sequence: Sequence, tokens: int) -> bool:
         """Return whether a sequence needs no block for `tokens` more tokens; False if prefixes are cached."""
@@ -373,8 +374,7 @@ class Ledger:
         for sequence in step.decode:
             if sequence.status is FINISHED:  # a row of a static batch, computed again until the last one ends
                 continue
-            sequence.cached += iterations
-            sequence.generated += iterations
+            sequence.decode(iterations)
             if sequence.generated >= sequence.ends:
                 finished.append(sequence)
         if step.encode:

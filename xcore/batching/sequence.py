@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import Enum
+from math import ceil
 
 from xcore.batching.hints import UNKNOWN, Hints
 
@@ -52,6 +53,8 @@ class Sequence:
     """
     hints: Hints = UNKNOWN
     """For orders that need more than its lengths and its arrival."""
+    growth: float = 1.0
+    """Tokens that each decode iteration gives it; with speculation, `ends` and `generated` count iterations."""
     # filled by the ledger
     to_prefill: int = 0
     """Tokens of its prompt that aren't in the cache; after a preemption, tokens of its output are included."""
@@ -96,7 +99,38 @@ class Sequence:
         self.status, self.cached, self.recomputed, self.published = PREEMPTED, 0, self.generated, 0
         self.preemptions += 1
         self.behind = self.recomputed if encoder_decoder else 0
-        self.to_prefill = self.input_tokens + self.recomputed - self.behind
+        self.to_prefill = self.known - self.behind
+
+    def speculate(self, steps: int) -> None:
+        """Spread its output evenly over `steps` iterations, of which the prefill is one."""
+        self.growth = (self.ends - 1) / (steps - 1) if steps > 1 else 1.0
+        self.ends = steps
+
+    def decode(self, iterations: int) -> None:
+        """Book decode iterations."""
+        self.cached += iterations
+        self.generated += iterations
+        if self.growth != 1.0:
+            self.cached = int(self.seen + 1e-6)
+
+    @property
+    def known(self) -> int:
+        """Return the tokens that are prefilled before it decodes: the prompt, and the output before a preemption."""
+        return self.input_tokens + int(self.growth * self.recomputed + 1e-6)
+
+    def needed(self, iterations: int) -> int:
+        """Return the tokens that it caches in decode iterations in a row, up to the first one of the last iteration."""
+        return 1 + ceil(self.growth * (iterations - 1))
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the number of generated output tokens, whatever iterations give them."""
+        return self.generated if self.growth == 1.0 else round(1 + self.growth * (self.generated - 1))
+
+    @property
+    def seen(self) -> float:
+        """Return the tokens that its next decode iteration reads from the cache, with parts of tokens."""
+        return self.cached if self.growth == 1.0 else self.input_tokens + self.growth * (self.generated - 1)
 
     @property
     def finished(self) -> bool:

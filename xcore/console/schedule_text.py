@@ -23,6 +23,8 @@ def variables_text(schedule: Schedule) -> str:
         variables["admission"] = schedule.admission
     if schedule.prefix_caching:
         variables["prefix_caching"] = "on"
+    if schedule.speculation:
+        variables["draft_tokens"] = schedule.speculation.drafted
     return " ".join(f"{name}={value}" for name, value in variables.items() if value) + f" on {stages_text(schedule)}"
 
 

@@ -20,8 +20,9 @@ class ChunkedPolicy:
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """Return the next iteration; None while nothing can run."""
-        decode, preempted = ledger.grow_decoding(now, self.max_num_batched_tokens)
-        budget, chunks = self.max_num_batched_tokens - len(decode), []
+        rows = 1 + ledger.drafted  # tokens that an iteration computes of a decoding sequence
+        decode, preempted = ledger.grow_decoding(now, self.max_num_batched_tokens // rows)
+        budget, chunks = self.max_num_batched_tokens - rows * len(decode), []
         for sequence in ledger.encoding:
             if budget <= 0:
                 break

@@ -86,6 +86,11 @@ def shares_in_step(schedule: Schedule) -> bool:
     return schedule.control.micro_batching(len(schedule.stages)).count == 1
 
 
+def drafted_of(schedule: Schedule) -> int:
+    """Return the draft tokens of each sequence in a decode iteration; 0 without speculation."""
+    return schedule.speculation.drafted if schedule.speculation else 0
+
+
 def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, lingering: bool = False) -> Ledger:
     """Build an empty ledger over a pool, by default of the schedule's KV blocks; see `Ledger` for `lingering`.
 
@@ -102,4 +107,5 @@ def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, li
         "shares_in_step": shares_in_step(schedule),
         "lingering": lingering,
     }
-    return Ledger(pool, order, **kind, encoder_decoder=encoder_decoder, admission=schedule.admission)
+    rules = {"encoder_decoder": encoder_decoder, **kind}
+    return Ledger(pool, order, **rules, admission=schedule.admission, drafted=drafted_of(schedule))

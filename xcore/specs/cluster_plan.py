@@ -67,6 +67,11 @@ class PlannedModel(Spec):
     def __post_init__(self) -> None:
         if not self.devices:
             raise InputError(f"Model '{self.name}' of the plan has no devices: run `exegpt plan` again.")
+        if self.schedule.speculation:
+            raise InputError(
+                f"Model '{self.name}' of the plan drafts tokens, which plans don't predict: tune it without "
+                "--draft-acceptance."
+            )
         if self.rate_seq_s is not None and self.rate_seq_s <= 0:
             raise InputError(
                 f"Model '{self.name}' of the plan has a rate of {self.rate_seq_s:g}/s: it must be above 0."

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from xcore.errors import InputError
 from xcore.interpolation import bilinear, bilinear_at, linear, linear_at
 from xcore.spec import Spec
 from xcore.specs.model import BYTES, ModelSpec
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 Array = np.ndarray
 
@@ -228,6 +232,8 @@ class Profile(Spec):
 
     They are part of times to first token and of latencies since arrival, but no device is busy with them.
     """
+    draft: tuple[DegreeTables, ...] | None = None
+    """Times of a separate draft model (`Speculation.draft`), by its tensor-parallel degree; not part of files."""
 
     VERSION = 1
 
@@ -269,6 +275,21 @@ class Profile(Spec):
             if content[name] == default:  # profiles from before these fields keep their fingerprints
                 del content[name]
         return fingerprint(content)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        """Leave a draft model's times out of files: they follow from the schedule."""
+        from pydantic_core import core_schema  # only what reads or writes documents calls this
+
+        def write(profile: Profile, serialize: Any) -> dict[str, Any]:
+            written: dict[str, Any] = serialize(profile)
+            del written["draft"]
+            return written
+
+        plain = core_schema.wrap_serializer_function_ser_schema(write)
+        return core_schema.no_info_wrap_validator_function(
+            lambda data, validate: validate(data), handler(source), serialization=plain
+        )
 
     def is_for(self, model: ModelSpec) -> bool:
         """Return whether the profile is for this model; the context may differ."""

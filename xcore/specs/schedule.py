@@ -23,6 +23,7 @@ from xcore.specs.schedule_versions import (
     check_version,
     read_control,
 )
+from xcore.specs.speculation import Speculation, check_drafting
 from xcore.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class Schedule(Spec):
 
     Files of policies without a target leave it out.
     """
+    speculation: Speculation | None = None
+    """What decode iterations draft; None: nothing, and files leave it out."""
 
     VERSION = VERSIONS[-1]
 
@@ -135,6 +138,8 @@ class Schedule(Spec):
         if self.adjust is not None and not 0 <= self.adjust <= 1:
             raise InputError(f"A schedule can't have adjust {self.adjust}: it must be a share between 0 and 1.")
         BoundMeaning(self.bound, self.percentile)
+        if self.speculation:
+            check_drafting(self.model.spec)
 
     @property
     def meaning(self) -> BoundMeaning:
@@ -221,7 +226,7 @@ class Schedule(Spec):
         def write(schedule: Schedule, serialize: Any) -> dict[str, Any]:
             written: dict[str, Any] = {}
             for name, value in serialize(schedule).items():
-                if name != "adjust" or value is not None:
+                if name not in ("adjust", "speculation") or value is not None:
                     written[name] = value
                 if name == "control":
                     written |= schedule.tensor_parallelism

@@ -142,6 +142,11 @@ def check_runnable(schedule: Schedule, model: ModelSpec) -> None:
     """
     schedule.check_model(model)
     schedule.check_stages()
+    if schedule.speculation:
+        raise InputError(
+            f"The schedule drafts {schedule.speculation.drafted} tokens per iteration, and this engine doesn't: export "
+            "it to another engine, or tune without --draft-acceptance."
+        )
     make_policy(schedule)
     if schedule.dtype not in DTYPES or schedule.kv_dtype != schedule.dtype:
         raise InputError(

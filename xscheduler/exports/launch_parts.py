@@ -1,5 +1,6 @@
 """Parts of the launch commands of all engines: names, dtypes, and the nodes of the replicas."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -26,7 +27,8 @@ class Command:
     @property
     def text(self) -> str:
         """Return the line for a shell."""
-        return " ".join((*(f"{name}={value}" for name, value in self.environment.items()), *self.words))
+        words = (shlex.quote(word) if "{" in word else word for word in self.words)
+        return " ".join((*(f"{name}={value}" for name, value in self.environment.items()), *words))
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class EngineLaunch(Protocol):
     """How one engine is started."""
 
     engine: str
+    drafts: bool
+    """Whether the export has flags for speculative decoding."""
     length_flag: str
     """The name of the setting with the longest accepted request."""
 

@@ -14,6 +14,7 @@ from xscheduler.exports.launch_parts import (
     partition,
     replicas_of_node,
 )
+from xscheduler.exports.speculative_flags import sglang_flags, speculative_notes
 from xscheduler.launch_command import LAYER_PARTITIONS, MAX_PREFILL_TOKENS
 
 _KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8_e4m3"}
@@ -27,6 +28,7 @@ class SglangLaunch:
     """How SGLang is started."""
 
     engine = "sglang"
+    drafts = True
     length_flag = "--context-length"
 
     def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:
@@ -73,11 +75,12 @@ class SglangLaunch:
             **({"max-prefill-tokens": tokens} if tokens > MAX_PREFILL_TOKENS else {}),
             "page-size": schedule.block_size,
             "mem-fraction-static": schedule.cluster.memory_fraction,
+            **sglang_flags(schedule),
         }
         words = ("python", "-m", "sglang.launch_server", "--model-path", model, "--enable-mixed-chunk", *flags(values))
         layers = partition(schedule, LAYER_PARTITIONS[self.engine])
         commands = tuple(Command((*words, *_of_node(rank, group)), layers) for rank in range(group.nodes))
-        return Start(commands, group, group.where("--dp-size"))
+        return Start(commands, group, (*group.where("--dp-size"), *speculative_notes(schedule)))
 
 
 def _page(schedule: Schedule) -> int:

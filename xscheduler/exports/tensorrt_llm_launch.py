@@ -19,6 +19,7 @@ class TensorrtLlmLaunch:
     """How TensorRT-LLM is started."""
 
     engine = "tensorrt-llm"
+    drafts = False
     length_flag = "max_seq_len"
 
     def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:

@@ -14,6 +14,7 @@ from xscheduler.exports.launch_parts import (
     partition,
     replicas_of_node,
 )
+from xscheduler.exports.speculative_flags import speculative_notes, vllm_flags
 from xscheduler.launch_command import LAYER_PARTITIONS
 
 _KV_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
@@ -23,6 +24,7 @@ class VllmLaunch:
     """How vLLM is started."""
 
     engine = "vllm"
+    drafts = True
     length_flag = "--max-model-len"
 
     def check(self, model: ModelSpec, dtype: str, kv_dtype: str) -> None:
@@ -53,6 +55,7 @@ class VllmLaunch:
             "max-num-batched-tokens": control.of_kind("tokens"),
             "block-size": schedule.block_size,
             "gpu-memory-utilization": schedule.cluster.memory_fraction,
+            **vllm_flags(schedule),
         }
         switches = ["--enable-chunked-prefill", "--enable-prefix-caching"]
         if spec.expert_parallel(schedule.stages[0].tp, schedule.dtype):
@@ -61,7 +64,7 @@ class VllmLaunch:
         layers = partition(schedule, LAYER_PARTITIONS[self.engine])
         ranks = range(group.nodes)
         commands = tuple(Command((*words, *self._of_node(rank, group)), layers) for rank in ranks)
-        return Start(commands, group, group.where("--data-parallel-size"))
+        return Start(commands, group, (*group.where("--data-parallel-size"), *speculative_notes(schedule)))
 
     def _of_node(self, rank: int, group: ReplicaGroup) -> tuple[str, ...]:
         """Return the flags of one of the nodes that a replica, or replicas that share experts, span."""

@@ -29,11 +29,14 @@ def _spaces(policy: str, problem: SearchProblem) -> Spaces:
         if problem.open_system:
             if not (budgets := budgets_of(problem, scenario, FINE_TOKEN_BUDGETS, rule)):
                 continue
-            variables = _within(batches, budgets[-1]), Variable("max_num_batched_tokens", budgets)
+            variables = (
+                _within(batches, budgets[-1] // problem.cost_model.rows),
+                Variable("max_num_batched_tokens", budgets),
+            )
             yield grid(policy, problem, layout, variables, bounds, admission=rule)
             continue
         for budget in budgets_of(problem, scenario, TOKEN_BUDGETS, rule):
-            slack, fewer = lockstep.ttft_slack(scenario), (_within(batches, budget),)
+            slack, fewer = lockstep.ttft_slack(scenario), (_within(batches, budget // problem.cost_model.rows),)
             constants = {"max_num_batched_tokens": budget, "admission": rule}
             yield grid(policy, problem, layout, fewer, bounds, slack, **constants)
 
@@ -68,7 +71,7 @@ def _at_value(problem: SearchProblem, like: Candidates, value: int) -> Candidate
     scenario, rule = like.where, like.constants["admission"]
     if scenario.replica.room((float(value), 1.0)) < scenario.load.resident_blocks(rule).mean:
         return None
-    batches = _within(residents_of(problem, scenario, rule), value)
+    batches = _within(residents_of(problem, scenario, rule), value // problem.cost_model.rows)
     return at_value(problem, "max_num_batched_tokens", like, value, batches) if batches.values else None
 
 

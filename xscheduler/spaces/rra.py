@@ -23,7 +23,7 @@ def iteration_counts(output: LengthDistribution, longest: int) -> tuple[int, ...
 
 
 def _spaces(policy: str, problem: SearchProblem) -> Spaces:
-    values = iteration_counts(problem.load.workload.output, problem.longest)
+    values = iteration_counts(problem.load.steps, problem.longest)
     counts = enumerated(problem, "decode_iterations", values)
     for layout in pipelines(problem, uniform=False):
         scenario = problem.both(layout)

@@ -6,16 +6,19 @@ It depends on the model, the cluster, the profile and the placement of layers, n
 import functools
 from dataclasses import dataclass, replace
 
+from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.engine_memory import EngineMemory
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.model import ModelSpec, activation_bytes
-from xcore.specs.profile import Profile, Table
+from xcore.specs.profile import DegreeTables, Profile, Table
 from xcore.specs.schedule import Schedule, Stage
+from xcore.specs.speculation import Speculation
 from xsimulator.cost.group import Group
 from xsimulator.cost.memo import memoized
-from xsimulator.cost.memory import DeviceMemory, StageMemory, device_memory
+from xsimulator.cost.memory import DeviceMemory, StageMemory, device_memory, with_drafts
 from xsimulator.cost.side import Links, Side
+from xsimulator.cost.speculative_tables import Drafting, Verification, drafting, verifying
 from xsimulator.cost.stage import StageCost, stage_costs
 
 Step = tuple[float, float]
@@ -36,6 +39,7 @@ class CostModel:
     """Memory that the engine takes; None: that of the profile's engine."""
     tokens: float = 0.0
     """Mean tokens of a request, of which layers with windows keep a part; 0: they keep all."""
+    speculation: Speculation | None = None
 
     @functools.cached_property
     def engine_memory(self) -> EngineMemory:
@@ -45,12 +49,45 @@ class CostModel:
     @memoized
     def group(self, tp: int) -> Group:
         """Return the cost of iterations on a tensor-parallel group of this degree."""
-        return Group(self.profile.degree(tp), self.profile.overhead, self.watched)
+        tables = self.profile.degree(tp)
+        return self._group(tables if self.speculation is None else verifying(tables, self.model, self._verification))
+
+    @memoized
+    def drafting_group(self, tp: int, layers: int) -> Group:
+        """Return the cost of iterations on the last stage's group, which has `layers` layers and drafts tokens."""
+        drafts = self._drafting(tp)
+        return self._group(drafting(self.profile.degree(tp), self.model, self._verification, drafts, layers))
+
+    def _group(self, tables: DegreeTables) -> Group:
+        return Group(tables, self.profile.overhead, self.watched, rows=self.rows)
+
+    @property
+    def rows(self) -> int:
+        """Return the tokens of a decoding sequence that an iteration computes."""
+        return self.speculation.rows if self.speculation else 1
+
+    @property
+    def _verification(self) -> Verification:
+        return Verification(self.cluster.device, self.rows)
+
+    def _drafting(self, tp: int) -> Drafting:
+        """Return what drafts beside a last stage of `tp` devices."""
+        speculation = self.speculation
+        assert speculation, "only speculation drafts"
+        if speculation.draft is None:
+            return Drafting(self.profile.degree(tp), speculation.layers, self.model)
+        degrees = [tables for tables in self.profile.draft or () if tables.tp <= tp]
+        if not degrees:
+            raise InputError(
+                f"The profile has no times of the draft model '{speculation.draft.name}': pass a roofline profile."
+            )
+        return Drafting(max(degrees, key=lambda d: d.tp), float(speculation.draft.layers), speculation.draft)
 
     @memoized
     def side(self, stages: tuple[Stage, ...]) -> Side:
         """Return the cost of iterations on the stages that one phase runs through."""
-        return Side(stages, stage_costs(stages, self.group), self._links)
+        drafts = self.drafting_group if self.speculation else None
+        return Side(stages, stage_costs(stages, self.group, drafts), self._links)
 
     @functools.cached_property
     def _links(self) -> Links:
@@ -74,8 +111,8 @@ class ReplicaCost:
     def of(schedule: Schedule, profile: Profile) -> "ReplicaCost":
         """Return the cost on a schedule's stages."""
         tokens = schedule.workload.mean_tokens
-        cost_model = CostModel(schedule.model.spec, schedule.cluster, profile, schedule.kv_dtype, tokens=tokens)
-        return cost_model.replica(schedule.stages)
+        where = (schedule.model.spec, schedule.cluster, profile, schedule.kv_dtype)
+        return CostModel(*where, tokens=tokens, speculation=schedule.speculation).replica(schedule.stages)
 
     def watched(self) -> "ReplicaCost":
         """Return a copy that records from now on which tables are queried outside the profile's grid."""
@@ -84,7 +121,7 @@ class ReplicaCost:
     @property
     def extrapolated(self) -> set[str]:
         """Return the tables of the profile that any replica of the cost model queried outside their grid."""
-        return set().union(*(self.cost_model.group(tp).extrapolated for tp in {stage.tp for stage in self.stages}))
+        return set().union(*(cost.group.extrapolated for cost in self.stage_costs))
 
     @property
     def encoder_decoder(self) -> bool:
@@ -128,6 +165,8 @@ class ReplicaCost:
                 ends = (cost.first, cost.last and not (self.encoder_decoder and stage.phase == "encode"))
                 kept = model.kept_share(cost_model.tokens)
                 memory = device_memory(model, cluster, stage, *dtypes, ends, cost_model.engine_memory, kept)
+                if cost_model.speculation and cost.last:
+                    memory = with_drafts(memory, model, cost_model.speculation, stage.tp, *dtypes)
                 kinds[stage.phase, cost] = (stage.phase, memory)
         places = {key: place for place, key in enumerate(kinds)}
         of_stages = (places[s.phase, c] for s, c in zip(self.stages, self.stage_costs, strict=True))
@@ -139,6 +178,9 @@ class ReplicaCost:
         `step` is the largest step. `encoding` is the largest step on stages that only prefill (None: `step` there too).
         """
         kinds, _ = self._memory_kinds
+        rows = self.cost_model.rows
+        if rows > 1:  # a row of logits for each token that is verified
+            step = (max(step[0], rows * step[1]), rows * step[1])
         return tuple(
             (phase, memory.at(*(encoding if encoding and phase == "encode" else step))) for phase, memory in kinds
         )

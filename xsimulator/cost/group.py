@@ -50,6 +50,8 @@ class Group:
     """Whether to record the tables that are queried outside their grid."""
     extrapolated: set[str] = field(default_factory=set)
     """Names of the tables queried outside their grid so far."""
+    rows: int = 1
+    """Tokens that an iteration computes of each decoding sequence: with speculation, its draft tokens too."""
 
     @property
     def encoder_decoder(self) -> bool:
@@ -75,18 +77,18 @@ class Group:
         The iteration also decodes `decoding` sequences. `attention` is the seconds of one layer's attention, for the
         prompts and for the decoding sequences. `completed` prompts end in the iteration (None: all) and sample a token.
         """
-        sequences = np.add(prompts, decoding)
-        sampled = sequences if completed is None else np.add(completed, decoding)
-        tables, rows = self.tables, np.asarray(decoding if self.encoder_decoder else sampled)
-        layer, encoder_layer = self._layers(prompt_tokens, decoding, attention)
+        sequences, verified = np.add(prompts, decoding), np.multiply(self.rows, decoding)
+        sampled = np.add(prompts if completed is None else completed, verified)
+        tables, rows = self.tables, np.asarray(verified if self.encoder_decoder else sampled)
+        layer, encoder_layer = self._layers(prompt_tokens, verified, attention)
         head: Any = 0.0
         if rows.any():
             head = self._look_up("head", tables.head, np.maximum(rows, 1.0)) * (rows > 0)
-        embedding = self._look_up("embedding", tables.embedding, np.add(prompt_tokens, decoding))
+        embedding = self._look_up("embedding", tables.embedding, np.add(prompt_tokens, verified))
         return PartSeconds(layer, encoder_layer, embedding, head, self.overhead(sequences))
 
     def _layers(self, prompt_tokens: ArrayLike, decoding: ArrayLike, attention: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Return the seconds of one decoder layer and of one encoder layer."""
+        """Return the seconds of one decoder layer and of one encoder layer; `decoding` counts tokens."""
         decoder, encoder = self.tables.decoder, self.tables.encoder
         if encoder is None:
             rest = self._look_up("rest", decoder.rest, np.add(prompt_tokens, decoding))
@@ -141,8 +143,11 @@ class Group:
         """
         layer = self.tables.decoder
         tables = (layer.rest, self.tables.embedding, self.tables.head, self.overhead)
-        points = np.unique(np.concatenate([table.points[0] for table in tables]))
-        parts = np.stack([np.broadcast_to(table(points), points.shape) for table in tables], axis=1)
+        rows = (self.rows, self.rows, self.rows, 1)
+        places = [np.array(table.points[0]) / n for table, n in zip(tables, rows, strict=True)]
+        points = np.unique(np.concatenate(places))
+        seconds = (table(points * n) for table, n in zip(tables, rows, strict=True))
+        parts = np.stack([np.broadcast_to(part, points.shape) for part in seconds], axis=1)
         batches, contexts = (np.array(p, dtype=np.float64) for p in layer.decode_attention.points)
         attention = np.array(layer.decode_attention.values).reshape(len(batches), len(contexts))
         return points, parts, (batches, contexts, attention)

@@ -97,7 +97,7 @@ typedef struct { Grid rest, whole, chunk, decode, mixed, cross; } Layer;
 
 /* Stages of equal cost. */
 typedef struct {
-    double layers, encoder_layers;
+    double layers, encoder_layers, rows; /* rows: tokens that an iteration computes of each decoding sequence */
     int first, last;
     Grid embedding, head, overhead;
     Layer decoder, encoder;
@@ -114,6 +114,7 @@ static Kind read_kind(Reader *r) {
     Kind k;
     k.layers = read_number(r), k.encoder_layers = read_number(r);
     k.first = read_number(r) != 0.0, k.last = read_number(r) != 0.0;
+    k.rows = read_number(r);
     k.embedding = read_grid(r), k.head = read_grid(r), k.overhead = read_grid(r);
     k.decoder = read_layer(r), k.encoder = read_layer(r);
     return k;
@@ -165,11 +166,11 @@ static double outer_seconds(Kind *k, double computed, double rows, double batch)
 
 /* Seconds of an iteration with prompts. */
 static double step_seconds(Kind *k, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {
-    double tokens = 0.0, completed = 0.0, seconds = 0.0;
+    double tokens = 0.0, completed = 0.0, seconds = 0.0, verified = k->rows * decoding;
     int encoder_decoder = k->encoder.rest.axes > 0;
     for (Py_ssize_t i = 0; i < count; i++) tokens += chunks[i].tokens, completed += chunks[i].completes;
     if (!encoder_decoder) {
-        seconds = k->layers * (along(&k->decoder.rest, tokens + decoding) +
+        seconds = k->layers * (along(&k->decoder.rest, tokens + verified) +
                                attention(&k->decoder, chunks, count, decoding, context));
     } else {
         if (count) {
@@ -178,9 +179,9 @@ static double step_seconds(Kind *k, const Chunk *chunks, Py_ssize_t count, doubl
             seconds += k->layers * along(&k->decoder.cross, tokens);
         }
         if (decoding)
-            seconds += k->layers * (along(&k->decoder.rest, decoding) + decode_attention(&k->decoder, decoding, context));
+            seconds += k->layers * (along(&k->decoder.rest, verified) + decode_attention(&k->decoder, decoding, context));
     }
-    return seconds + outer_seconds(k, tokens + decoding, encoder_decoder ? decoding : decoding + completed,
+    return seconds + outer_seconds(k, tokens + verified, encoder_decoder ? verified : verified + completed,
                                    decoding + (double)count);
 }
 #endif

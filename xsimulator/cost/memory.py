@@ -1,11 +1,12 @@
 """Memory of one device of a stage: weights, activations, the engine's own, and the KV blocks that fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.engine_memory import DATA_SHEET, EngineMemory
 from xcore.specs.model import ModelSpec, activation_bytes
 from xcore.specs.schedule import BLOCK_SIZE, Stage
+from xcore.specs.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -108,3 +109,20 @@ def device_memory(
     # Every rank of a group samples from the whole vocabulary.
     sampled = model.vocab * (value + engine.logit_bytes) if last and engine.logit_bytes else 0.0
     return DeviceMemory(idle, width * value, model.hidden * value if sampled else 0.0, sampled)
+
+
+def with_drafts(
+    memory: DeviceMemory, model: ModelSpec, speculation: Speculation, tp: int, dtype: str, kv_dtype: str
+) -> DeviceMemory:
+    """Add the drafting layers' weights, keys and values to the memory of a device of the last stage."""
+    draft, idle = speculation.draft, memory.idle
+    if draft is None:
+        weights = speculation.layers * model.layer_bytes(tp, dtype)
+        token = speculation.layers * model.kv_bytes(tp, kv_dtype)
+    else:
+        tp = max(degree for degree in draft.tp_degrees(tp) if degree <= tp)
+        own = draft.dtype or dtype
+        outer = (draft.embedding_parameters + draft.head_parameters) * activation_bytes(own)
+        weights = draft.layers * draft.layer_bytes(tp, own) + outer / tp
+        token = float(draft.layers * draft.kv_bytes(tp, kv_dtype))
+    return replace(memory, idle=replace(idle, weights=idle.weights + weights, block=idle.block + BLOCK_SIZE * token))

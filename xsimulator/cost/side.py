@@ -139,6 +139,15 @@ class Side:
             seconds += far * self.links.between_nodes.at(sent)
         return seconds
 
+    @property
+    def rows(self) -> int:
+        """Return the tokens that an iteration computes of each decoding sequence."""
+        return self.costs[0].group.rows
+
+    def decode_hops(self, sequences: float) -> Array:
+        """Return `hops` of an iteration that decodes `sequences` sequences."""
+        return self.hops(self.rows * sequences)
+
     def hops_of(self, tokens: Array) -> Array:
         """Return `hops` for an array of tokens: its shape and [stages]."""
         sent, (near, far) = tokens * self.links.token_bytes, self._hops

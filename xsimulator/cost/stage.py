@@ -106,11 +106,11 @@ class StageCost:
     def step(self, chunks: Chunks | None, decoding: int, context: float) -> float:
         """Return the seconds of one concrete iteration: prompts or chunks of any lengths, and `decoding` sequences."""
         tokens, past, completed = (chunks.tokens, chunks.past, chunks.completed) if chunks else ((), (), 0)
-        new = sum(tokens)
-        rows = decoding if self.encoder_decoder else decoding + completed  # no token is sampled after an encoder
+        new, verified = sum(tokens), self.group.rows * decoding
+        rows = verified if self.encoder_decoder else verified + completed  # no token is sampled after an encoder
         seconds = self._concrete_layers(tokens, past, new, decoding, context)
         if self.first:
-            seconds += self.tables.embedding.at(new + decoding)
+            seconds += self.tables.embedding.at(new + verified)
         if self.last and rows:
             seconds += self.tables.head.at(rows)
         return seconds + self.overhead.at(decoding + len(tokens))
@@ -121,7 +121,7 @@ class StageCost:
         encoder, decoder = self.tables.encoder, self.tables.decoder
         if encoder is None:
             attention = iteration_attention(decoder, tokens, past, decoding, context)
-            return self.layers * (decoder.rest.at(new + decoding) + attention)
+            return self.layers * (decoder.rest.at(new + self.group.rows * decoding) + attention)
         seconds = 0.0
         if tokens:
             seconds += self.encoder_layers * (encoder.rest.at(new) + iteration_attention(encoder, tokens, past, 0, 0.0))
@@ -133,10 +133,13 @@ class StageCost:
         return seconds
 
 
-def stage_costs(stages: Sequence[Stage], group: Callable[[int], Group]) -> tuple[StageCost, ...]:
+def stage_costs(
+    stages: Sequence[Stage], group: Callable[[int], Group], drafting: Callable[[int, int], Group] | None = None
+) -> tuple[StageCost, ...]:
     """Return the costs of the stages of one phase, in order; equal stages share one.
 
-    `group(tp)` returns the group of a tensor-parallel degree.
+    `group(tp)` returns the group of a tensor-parallel degree. `drafting(tp, layers)` returns that of the last stage,
+    which has so many layers and drafts tokens; None: no tokens are drafted.
     """
     costs_by_shape: dict[object, StageCost] = {}
     costs = []
@@ -146,6 +149,8 @@ def stage_costs(stages: Sequence[Stage], group: Callable[[int], Group]) -> tuple
         )
         shape = (decoders, place == 0, place == len(stages) - 1, encoders)
         if (stage.tp, shape) not in costs_by_shape:
-            costs_by_shape[stage.tp, shape] = StageCost(group(stage.tp), *shape)
+            drafts = drafting is not None and place == len(stages) - 1
+            of_stage = drafting(stage.tp, decoders) if drafting and drafts else group(stage.tp)
+            costs_by_shape[stage.tp, shape] = StageCost(of_stage, *shape)
         costs.append(costs_by_shape[stage.tp, shape])
     return tuple(costs)

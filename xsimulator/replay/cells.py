@@ -139,7 +139,7 @@ class Pipeline:
             live = [s for s in decode if s.status is not FINISHED]
             most = min([most, *[s.ends - s.generated for s in live]])
             shape = _decoding(micro_batch) if self._encoder_decoder else (len(decode), _seen(decode) + len(live))
-            shapes.append((*shape, len(live)))
+            shapes.append((*shape, sum([s.growth for s in live])))
         if self._pace and until < np.inf:
             most = min(most, int((until - now) / self._pace) + 3)
         count = _COUNT[: min(most, _MOST)]
@@ -170,7 +170,8 @@ class Pipeline:
         if len(self.stages) == 1:
             hops = np.zeros((len(micro_batches), 1))  # a single stage sends nothing
         else:
-            hops = np.array([self._hop(micro_batch.tokens) for micro_batch in micro_batches])
+            drafted = self._side.rows - 1
+            hops = np.array([self._hop(m.tokens + drafted * len(m.decode)) for m in micro_batches])
         starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)
         iterations, next_s = follow(seconds, hops, ready, self._free, self.busy, starts, ends, now, until, self._ahead)
         starts, ends = starts[:iterations], ends[:iterations]
@@ -206,7 +207,7 @@ def _shape(micro_batch: MicroBatch) -> tuple[Chunks | None, int, float]:
     return chunks, decoding, seen / decoding if decoding else 0.0
 
 
-def _decoding(micro_batch: MicroBatch) -> tuple[int, int]:
+def _decoding(micro_batch: MicroBatch) -> tuple[int, float]:
     """Count the tokens that an iteration decodes, and the sum of their contexts.
 
     A finished row of a static batch is computed again at its last position.
@@ -219,6 +220,6 @@ def _decoding(micro_batch: MicroBatch) -> tuple[int, int]:
     return tokens, seen
 
 
-def _seen(decode: Items[Sequence]) -> int:
+def _seen(decode: Items[Sequence]) -> float:
     """Sum the cached tokens of sequences."""
-    return sum([s.cached for s in decode])
+    return sum([s.seen for s in decode])

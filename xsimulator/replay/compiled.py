@@ -14,9 +14,10 @@ from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.compiled_parts import EVENT_LOOP, is_there
 from xcore.errors import InputError
-from xcore.policies.from_schedule import adjustment_of, checked, shares_in_step
+from xcore.policies.from_schedule import adjustment_of, checked, drafted_of, shares_in_step
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.schedule import Schedule
+from xcore.specs.speculation import Speculation
 from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
@@ -50,10 +51,17 @@ class RequestArrays:
     """The prefixes that prompts share, if prefixes are cached; None: no shared prefixes."""
     warm: Array | None = None
     """Tokens of each prompt from one text that all begin with, as in `prefixes`; None: there is no such text."""
+    steps: Array | None = None
+    """Iterations that give each output, with speculation; None: they are drawn."""
+
+
+def steps_of(outputs: Array, speculation: Speculation) -> Array:
+    """Draw the iterations that give outputs of these tokens, always the same ones."""
+    return 1.0 + speculation.draw(outputs - 1.0, np.random.default_rng(0)).astype(np.float64)
 
 
 def dealt(
-    requests: Sequence[RequestLengths], replicas: int, prefixes: Prefixes | None = None
+    requests: Sequence[RequestLengths], replicas: int, prefixes: Prefixes | None = None, steps: Array | None = None
 ) -> Iterator[tuple[list[int], RequestArrays]]:
     """Yield each replica's requests, with their indices in the list; a replica without requests is left out."""
     for own in deal([(r.input, r.output) for r in requests], replicas):
@@ -62,7 +70,8 @@ def dealt(
             rows = [(requests[i].arrival_s, requests[i].input, requests[i].output) for i in places]
             arrivals, inputs, outputs = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
             alike = prefixes.take(places) if prefixes else None
-            yield places, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike)
+            taken = None if steps is None else steps[places]
+            yield places, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike, taken)
 
 
 @dataclass
@@ -116,6 +125,8 @@ class Replicas:
         self._profile = profile
         self._replica_costs: dict[object, ReplicaCost] = {}
         self._packed: dict[object, Array] = {}
+        self._drawn: dict[object, tuple[Array, Array]] = {}
+        """Outputs, and the iterations drawn for them, by the outputs' identity and the speculation."""
 
     def serve(self, schedule: Schedule, requests: RequestArrays, watch: Watch | None = None) -> EventTimes | None:
         """Run one replica's own requests through a schedule.
@@ -131,7 +142,7 @@ class Replicas:
         watch = watch or Watch.nothing()
         front_end = self._profile.front_end_s * np.array([1.0, 0.0, 1.0])
         figures, busy = np.full((len(requests.arrivals), 6), np.nan), np.zeros(len(schedule.stages))
-        run = self._run_compiled if COMPILED else _run_in_python
+        run = self._run_compiled if COMPILED else self._run_in_python
         seconds = run(schedule, replica_cost, requests, watch, watch.limits - front_end, figures, busy)
         if seconds is None:
             return None
@@ -158,6 +169,7 @@ class Replicas:
             requests.arrivals,
             requests.inputs,
             requests.outputs,
+            self._steps(schedule.speculation, requests),
             requests.flags,
             self._sides(schedule, replica_cost),
             _settings(replace(schedule, kv_blocks=schedule.kv_blocks - common), replica_cost, not warm.size),
@@ -175,8 +187,37 @@ class Replicas:
         watch.used[1] += common
         return seconds
 
+    def _run_in_python(
+        self,
+        schedule: Schedule,
+        replica_cost: ReplicaCost,
+        requests: RequestArrays,
+        watch: Watch,
+        limits: Array,
+        figures: Array,
+        busy: Array,
+    ) -> float | None:
+        _check_compiled(schedule)
+        columns = (requests.inputs.astype(int), requests.outputs.astype(int), requests.arrivals)
+        rows = [RequestLengths(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        bounds = python_loop.LoopBounds(limits.tolist(), watch.allowed.tolist(), watch.missed, watch.used)
+        flags, prefixes = requests.flags.astype(int).tolist(), requests.prefixes if schedule.prefix_caching else None
+        warm = _warm(schedule, requests).astype(int).tolist()
+        steps = self._steps(schedule.speculation, requests).astype(int).tolist() if schedule.speculation else None
+        texts = python_loop.SharedTexts(prefixes, warm)
+        return python_loop.run(schedule, replica_cost, rows, flags, steps, texts, bounds, figures, busy)
+
+    def _steps(self, speculation: Speculation | None, requests: RequestArrays) -> Array:
+        """Return the iterations that give each output; they are drawn once for the same array of outputs."""
+        if speculation is None or requests.steps is not None:
+            return requests.outputs if requests.steps is None else requests.steps
+        key = (id(requests.outputs), speculation)
+        if key not in self._drawn:
+            self._drawn[key] = requests.outputs, steps_of(requests.outputs, speculation)
+        return self._drawn[key][1]
+
     def _replica_cost(self, schedule: Schedule) -> ReplicaCost:
-        key = (schedule.stages, schedule.kv_dtype)
+        key = (schedule.stages, schedule.kv_dtype, schedule.speculation)
         if key not in self._replica_costs:
             self._replica_costs[key] = ReplicaCost.of(schedule, self._profile)
         return self._replica_costs[key]
@@ -194,24 +235,6 @@ class Replicas:
             transfer = _kv_transfer(replica_cost) if disaggregated else _table(None)
             self._packed[key] = np.concatenate([*sides, transfer])
         return self._packed[key]
-
-
-def _run_in_python(
-    schedule: Schedule,
-    replica_cost: ReplicaCost,
-    requests: RequestArrays,
-    watch: Watch,
-    limits: Array,
-    figures: Array,
-    busy: Array,
-) -> float | None:
-    _check_compiled(schedule)
-    columns = (requests.inputs.astype(int), requests.outputs.astype(int), requests.arrivals)
-    rows = [RequestLengths(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-    bounds = python_loop.LoopBounds(limits.tolist(), watch.allowed.tolist(), watch.missed, watch.used)
-    flags, prefixes = requests.flags.astype(int).tolist(), requests.prefixes if schedule.prefix_caching else None
-    warm = _warm(schedule, requests).astype(int).tolist()
-    return python_loop.run(schedule, replica_cost, rows, flags, prefixes, warm, bounds, figures, busy)
 
 
 def is_compiled(schedule: Schedule) -> bool:
@@ -240,7 +263,7 @@ def _warm(schedule: Schedule, requests: RequestArrays) -> Array:
 
 
 def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: bool) -> None:
-    tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder)
+    tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder) + drafted_of(schedule)
     longest = int(tokens.argmax())
     need = -(-int(tokens[longest]) // schedule.block_size)
     if need > schedule.kv_blocks:
@@ -273,7 +296,7 @@ def _settings(schedule: Schedule, replica_cost: ReplicaCost, keeps: bool = True)
     ahead = decides_ahead(schedule, replica_cost)
     sizes = schedule.kv_blocks, schedule.block_size
     numbers = (policy, control.batch, control.limit, *sizes, replica_cost.encoder_decoder, *cache, ahead)
-    return np.array([*numbers, *_adjustment(schedule)], dtype=np.float64)
+    return np.array([*numbers, drafted_of(schedule), *_adjustment(schedule)], dtype=np.float64)
 
 
 def _adjustment(schedule: Schedule) -> tuple[float, ...]:
@@ -293,7 +316,7 @@ def _side(side: Side, head: list[int]) -> Array:
 
 def _kind(cost: StageCost) -> Array:
     tables = cost.tables
-    numbers = np.array([cost.layers, cost.encoder_layers, cost.first, cost.last], dtype=np.float64)
+    numbers = np.array([cost.layers, cost.encoder_layers, cost.first, cost.last, cost.group.rows], dtype=np.float64)
     ends = [_table(table) for table in (tables.embedding, tables.head, cost.overhead)]
     return np.concatenate([numbers, *ends, _layer(tables.decoder), _layer(tables.encoder)])
 

@@ -15,7 +15,7 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.event_queue import events
-from xsimulator.replay.event_simulator import Replay, busy_by_rank, replay_of
+from xsimulator.replay.event_simulator import Replay, busy_by_rank, drawn_steps, replay_of
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
 
@@ -72,6 +72,7 @@ class DependentReplay:
             for number in range(schedule.replicas)
         ]
         self._prefixes = Prefixes.of(requests, schedule.block_size) if schedule.prefix_caching else None
+        self._steps = drawn_steps(schedule, requests)
 
     def run(self, replicas: Items[Replica], arrivals: ArrivalSource) -> None:
         """Run requests on some of the replicas, which take turns in the order in which requests are submitted.
@@ -92,6 +93,8 @@ class DependentReplay:
         place, own = arrival.request, self._requests[arrival.request]
         known = self._hints[place] if self._hints else UNKNOWN
         sequence = Sequence(place, own.input, own.output, arrival.arrival_s, own.output, hints=known)
+        if self._steps is not None:
+            sequence.speculate(int(self._steps[place]))
         if self._prefixes is None:
             return sequence, None
         return sequence, self._prefixes.keys(place, own.input + own.output, self._schedule.block_size)

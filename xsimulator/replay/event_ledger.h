@@ -13,9 +13,11 @@ typedef enum { WAITING, PREFILL, DECODE, PREEMPTED, FINISHED } Status;
 /* The fields that every iteration reads come first, together: there are a hundred thousand requests. */
 typedef struct {
     Status status;
-    int32_t input, output, cached, generated, behind, to_prefill, recomputed; /* sequence.py */
+    int32_t input, output, cached, generated, behind, to_prefill, recomputed; /* sequence.py; output: iterations */
+    int32_t tokens;                   /* of the output: as many as iterations, unless an iteration may give several */
     int32_t held, published;          /* KV blocks, and how many of them are published */
     double arrival, ready, started, first, finish;
+    double growth;                    /* tokens that each decode iteration gives */
     int32_t hit, reused, preemptions; /* tokens found in the cache: when it was first admitted, and in all */
     int32_t warm;                     /* tokens of its prompt that are always in the cache, apart from the pool */
     int32_t passed_over;
@@ -36,8 +38,8 @@ typedef struct {
     Py_ssize_t sequence;
 } Last;
 
-/* A micro-batch's decoding sequences, and their tokens in the cache. */
-typedef struct { double decodes, cached; } Group;
+/* A micro-batch's decoding sequences, their tokens in the cache, and the tokens that an iteration adds to these. */
+typedef struct { double decodes, cached, growth; } Group;
 
 /* Decoding sequences as sums, if each of them gets one token in every iteration. An iteration's bookkeeping then takes
  * the same time for any number of them. */
@@ -60,6 +62,7 @@ typedef struct {
     Prefixes prefixes;
     Sums sums;
     int early_termination, encoder_decoder, grows, caches, shares_in_step, lingering, out_of_memory;
+    Py_ssize_t drafted; /* draft tokens for which each sequence has blocks */
 } Ledger;
 
 /* One iteration, or several equal ones. */
@@ -108,14 +111,14 @@ static void encode_chunk(Step *step, const Ledger *l, Py_ssize_t sequence, Py_ss
 /* ---- blocks ---- */
 
 static Py_ssize_t most_blocks(const Ledger *l, const Request *r) {
-    return blocks_for(&l->pool, (Py_ssize_t)r->input + r->output - 1 + l->encoder_decoder);
+    return blocks_for(&l->pool, (Py_ssize_t)r->input + r->tokens - 1 + l->encoder_decoder + l->drafted);
 }
 
 /* Build the keys of all full blocks that a sequence may reach. Each names the request that its tokens come from, and
  * the place there. Returns 0 if memory is exhausted. */
 static int find_keys(Ledger *l, Request *r) {
     if (r->keys) return 1;
-    Py_ssize_t end = (r->input + r->output) / l->pool.size, owner = r->place;
+    Py_ssize_t end = (r->input + r->tokens) / l->pool.size, owner = r->place;
     r->keys = malloc((size_t)(end + 1) * sizeof *r->keys);
     r->blocks = malloc((size_t)most_blocks(l, r) * sizeof *r->blocks);
     if (!r->keys || !r->blocks) return 0;
@@ -131,7 +134,7 @@ static int find_keys(Ledger *l, Request *r) {
 
 /* Publish the full blocks of a resident's first tokens. */
 static void publish(Ledger *l, Request *r, Py_ssize_t tokens) {
-    Py_ssize_t full = tokens / l->pool.size, keys = (r->input + r->output) / l->pool.size;
+    Py_ssize_t full = tokens / l->pool.size, keys = (r->input + r->tokens) / l->pool.size;
     if (full > keys) full = keys;
     for (; r->published < full; r->published++)
         publish_block(&l->pool, r->blocks[r->published], r->keys[r->published]);
@@ -166,11 +169,20 @@ static void reuse(Ledger *l, Request *r, Py_ssize_t found) {
     if (r->status == WAITING) r->hit = r->cached;
 }
 
+/* Return the tokens that are prefilled before a request decodes: the prompt, and the output before a preemption. */
+static inline int32_t known_tokens(const Request *r) { return r->input + (int32_t)(r->growth * r->recomputed + 1e-6); }
+
+/* Return the tokens for which a sequence has blocks before `iterations` decode iterations in a row. */
+static inline Py_ssize_t needed_tokens(const Ledger *l, const Request *r, Py_ssize_t iterations) {
+    if (r->growth == 1.0) return iterations + l->drafted;
+    return 1 + (Py_ssize_t)ceil(r->growth * (double)(iterations - 1)) + l->drafted;
+}
+
 /* Admit a waiting request, with `chunk` tokens of its prompt in this step; negative if its blocks are not free. */
 static Py_ssize_t admit_request(Ledger *l, Py_ssize_t sequence, Py_ssize_t chunk) {
     Py_ssize_t found = 0;
     Request *r = &l->requests[sequence];
-    Py_ssize_t known = r->input + r->recomputed + l->encoder_decoder;
+    Py_ssize_t known = known_tokens(r) + l->encoder_decoder;
     Py_ssize_t missing = l->grows ? blocks_for(&l->pool, known) : most_blocks(l, r);
     if (l->caches) {
         if (!find_keys(l, r)) {
@@ -219,6 +231,11 @@ static int extend(Ledger *l, Request *r, Py_ssize_t tokens) {
     return 1;
 }
 
+/* Return the tokens that a decoding sequence has in the cache. */
+static inline double context_of(const Request *r) {
+    return r->growth == 1.0 ? (double)r->cached : (double)r->input + r->growth * (double)(r->generated - 1);
+}
+
 /* ---- decoding sequences as sums ---- */
 
 static inline Group *group_of(const Ledger *l, Py_ssize_t sequence) {
@@ -234,7 +251,7 @@ static void join(Ledger *l, Py_ssize_t sequence) {
     for (; place && heap[(place - 1) / 2].iteration > last.iteration; place = (place - 1) / 2)
         heap[place] = heap[(place - 1) / 2];
     heap[place] = last;
-    group->decodes += 1.0, group->cached += (double)r->cached;
+    group->decodes += 1.0, group->cached += context_of(r), group->growth += r->growth;
 }
 
 /* Remove the sequence whose last token comes first. */
@@ -251,7 +268,7 @@ static Py_ssize_t leave(Ledger *l) {
     Request *r = &l->requests[sequence];
     Group *group = group_of(l, sequence);
     r->cached += r->output - r->generated, r->generated = r->output;
-    group->decodes -= 1.0, group->cached -= (double)r->cached;
+    group->decodes -= 1.0, group->cached -= context_of(r), group->growth -= r->growth;
     return sequence;
 }
 
@@ -261,7 +278,7 @@ static Py_ssize_t next_end(const Ledger *l) { return (Py_ssize_t)(l->sums.heap[0
 static void decode_sums(Ledger *l, Py_ssize_t iterations) {
     l->sums.iteration += iterations;
     for (Py_ssize_t g = 0; g < l->sums.group_count; g++)
-        l->sums.groups[g].cached += l->sums.groups[g].decodes * (double)iterations;
+        l->sums.groups[g].cached += l->sums.groups[g].growth * (double)iterations;
 }
 
 /* ---- sequences that leave ---- */
@@ -322,7 +339,7 @@ static void preempt(Ledger *l, Py_ssize_t sequence) {
     r->cached = r->published = 0;
     r->recomputed = r->generated;
     r->behind = l->encoder_decoder ? r->recomputed : 0;
-    r->to_prefill = r->input + r->recomputed - r->behind;
+    r->to_prefill = known_tokens(r) - r->behind;
     r->preemptions++;
     if (!l->early_termination) release(l);
     Py_ssize_t place = l->preemptions++;
@@ -359,6 +376,7 @@ static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
         if (r->status == FINISHED) continue;
         r->cached += (int32_t)iterations + r->behind, r->generated += (int32_t)iterations;
         r->behind = 0;
+        if (r->growth != 1.0) r->cached = (int32_t)(context_of(r) + 1e-6);
         if (l->caches) publish(l, r, r->cached);
         if (r->generated >= r->output) finish(l, step->decode[i]);
     }
@@ -390,7 +408,7 @@ static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
 static int suffice(const Ledger *l, const Step *step, Py_ssize_t iterations, Py_ssize_t blocks) {
     for (Py_ssize_t i = 0; i < step->decodes && blocks >= 0; i++) {
         const Request *r = &l->requests[step->decode[i]];
-        if (r->status != FINISHED) blocks -= blocks_for(&l->pool, r->cached + iterations) - r->held;
+        if (r->status != FINISHED) blocks -= blocks_for(&l->pool, r->cached + needed_tokens(l, r, iterations)) - r->held;
     }
     return blocks >= 0;
 }

@@ -51,8 +51,8 @@ typedef struct {
 static int broken(Watch *w, const Ledger *l, double now) {
     for (Py_ssize_t i = 0; i < l->finishes; i++) {
         const Request *r = &l->requests[l->finished[i]];
-        if (r->flags & COUNTS && r->output > 1)
-            w->missed[TPOT] += (r->finish - r->first) / (double)(r->output - 1) > w->limit[TPOT];
+        if (r->flags & COUNTS && r->tokens > 1)
+            w->missed[TPOT] += (r->finish - r->first) / (double)(r->tokens - 1) > w->limit[TPOT];
     }
     for (; w->first < l->count && now - l->requests[w->first].arrival > w->limit[TTFT]; w->first++) {
         const Request *r = &l->requests[w->first];
@@ -84,7 +84,7 @@ static Py_ssize_t decode_row(Ledger *l, Pipeline *p, Step *step, double *now) {
     step->repeats = repeats(l, step);
     Py_ssize_t ran = run_decoding(p, l, step, *now, l->victim_count ? *now : until, now);
     for (Py_ssize_t i = 0; l->grows && ran > 1 && i < step->decodes; i++)
-        extend(l, &l->requests[step->decode[i]], ran);
+        extend(l, &l->requests[step->decode[i]], needed_tokens(l, &l->requests[step->decode[i]], ran));
     return ran;
 }
 
@@ -256,11 +256,11 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
 }
 
 /* An argument's place in `run`. */
-enum { ARRIVALS, INPUTS, OUTPUTS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, AT_MOST, PLACES, PARENTS, SHARED, WARM, TIMES,
-       BUSY, ARRAYS };
+enum { ARRIVALS, INPUTS, OUTPUTS, STEPS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, AT_MOST, PLACES, PARENTS, SHARED, WARM,
+       TIMES, BUSY, ARRAYS };
 /* And a setting's. */
 enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACHES, SHARES_IN_STEP, AHEAD,
-       SHARE, TOKENS, WEIGHT, LEVEL, FOLLOWS, SETTINGS_COUNT };
+       DRAFTED, SHARE, TOKENS, WEIGHT, LEVEL, FOLLOWS, SETTINGS_COUNT };
 /* Figures of a request in `times`. */
 enum { STARTED, FIRST, FINISH, HIT, REUSED, PREEMPTIONS, FIGURES };
 
@@ -286,7 +286,7 @@ static Pool pool(Memory *m, const double *settings, Py_ssize_t touched) {
 /* Return whether a policy gives all decoding sequences a token in every iteration, and treats them alike otherwise. */
 static int decodes_alike(const Ledger *l, const Policy *p) {
     if (l->grows || l->caches || l->encoder_decoder) return 0;
-    return p->name == ORCA || p->name == RRA || (p->name == CHUNKED && p->other >= p->batch);
+    return p->name == ORCA || p->name == RRA || (p->name == CHUNKED && p->other >= p->batch * (1 + l->drafted));
 }
 
 static Sums sums(Memory *m, const Ledger *l, const Policy *policy, Py_ssize_t micro_batches) {
@@ -312,11 +312,12 @@ static Adjustment adjustment(Memory *m, const double *settings, Py_ssize_t reque
 
 static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) {
     const double *arrival = views[ARRIVALS].buf, *input = views[INPUTS].buf, *output = views[OUTPUTS].buf;
-    const double *flags = views[FLAGS].buf;
+    const double *flags = views[FLAGS].buf, *steps = views[STEPS].buf;
     const Py_ssize_t *places = views[PLACES].buf;
     const double *warm = size_of(&views[WARM]) ? views[WARM].buf : NULL;
     Py_ssize_t count = size_of(&views[ARRIVALS]), touched = 0;
     Ledger l = {.count = count};
+    l.drafted = (Py_ssize_t)settings[DRAFTED];
     l.encoder_decoder = settings[ENCODER_DECODER] != 0.0;
     l.early_termination = (int)settings[POLICY] != STATIC;
     l.grows = settings[GROWS] != 0.0;
@@ -333,9 +334,10 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     l.lingering = settings[AHEAD] != 0.0;
     l.pool = (Pool){.size = (Py_ssize_t)settings[BLOCK_SIZE]};
     for (Py_ssize_t i = 0; !m->failed && i < count; i++) {
-        int32_t in = (int32_t)input[i], out = (int32_t)output[i];
+        int32_t in = (int32_t)input[i], out = (int32_t)output[i], ends = (int32_t)steps[i];
         l.requests[i] = (Request){.arrival = arrival[i], .started = NAN, .first = NAN, .finish = NAN, .input = in,
-                                  .output = out, .to_prefill = in, .flags = (int)flags[i],
+                                  .output = ends, .tokens = out, .to_prefill = in, .flags = (int)flags[i],
+                                  .growth = ends > 1 ? (double)(out - 1) / (ends - 1) : 1.0,
                                   .place = l.caches ? places[i] : 0, .warm = warm ? (int32_t)warm[i] : 0};
         if (l.caches) touched += most_blocks(&l, &l.requests[i]); /* a division is slow */
     }
@@ -386,7 +388,7 @@ static End follow_requests(Policy *policy, Ledger *l, Pipeline *sides, Grid *tra
 
 static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[ARRAYS];
-    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrwwiiirww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrrwwiiirww", views)) return NULL;
     const double *settings = views[SETTINGS].buf;
     Memory memory = {.count = 0};
     Reader packed = {views[SIDES].buf, (const double *)views[SIDES].buf + size_of(&views[SIDES]), 0};

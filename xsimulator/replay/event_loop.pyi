@@ -10,6 +10,7 @@ def run(
     arrivals: Array,
     inputs: Array,
     outputs: Array,
+    steps: Array,
     flags: Array,
     sides: Array,
     settings: Array,
@@ -30,10 +31,11 @@ def run(
         arrivals: [requests], seconds.
         inputs: [requests], tokens.
         outputs: [requests], tokens.
+        steps: [requests], iterations that give the output: its tokens, unless an iteration may give several.
         flags: [requests]; 1: counts, 2: counts for the latency too.
         sides: The packed stages.
         settings: [policy, batch, its other variable, KV blocks, block size, whether encoder-decoder, admission grow,
-            prefix caching, prefixes shared within a step, iterations ahead].
+            prefix caching, prefixes shared within a step, iterations ahead, draft tokens, an adjustment's numbers].
         limits: [3], seconds of the time to first token, per output token, and of the latency.
         allowed: [3], the number of counting requests that may miss each limit.
         missed: [3], the number of counting requests that have missed each limit already; updated.

@@ -9,6 +9,7 @@
 typedef struct {
     Py_ssize_t micro_batch, begin, encodes; /* its chunks */
     double decodes, live, cached, joining;  /* its sequences, their cached tokens, and new ones' input tokens */
+    double growth;                          /* tokens that an iteration adds to the cached ones */
     double ready;
 } Part;
 
@@ -49,7 +50,8 @@ static void sort_chunks(Pipeline *p, const Step *step) {
 
 /* Count a decoding sequence in its part. Tokens that are computed again see those before them. */
 static inline void join_part(Part *part, const Request *r) {
-    part->decodes += 1.0, part->live += r->status != FINISHED, part->cached += (double)r->cached;
+    part->decodes += 1.0, part->cached += context_of(r);
+    if (r->status != FINISHED) part->live += 1.0, part->growth += r->growth;
     if (!r->generated) part->joining += (double)r->input;
     if (!r->behind) return;
     part->decodes += (double)r->behind;
@@ -75,6 +77,7 @@ static Py_ssize_t split(Pipeline *p, const Ledger *l, const Step *step) {
         for (Py_ssize_t m = 0; m < all && step->decodes; m++) {
             const Group *group = &l->sums.groups[m];
             p->parts[m].decodes = p->parts[m].live = group->decodes, p->parts[m].cached = group->cached;
+            p->parts[m].growth = group->growth;
         }
     } else if (all == 1) {
         Part part = p->parts[0]; /* in registers: searches spend most of their time in this loop */
@@ -108,7 +111,7 @@ static double follow(Pipeline *p, Py_ssize_t parts, double now) {
 
 static void find_hops(Pipeline *p, Py_ssize_t parts) {
     for (Py_ssize_t i = 0; i < parts; i++) {
-        double tokens = p->parts[i].decodes;
+        double tokens = p->kind->rows * p->parts[i].decodes;
         for (Py_ssize_t c = 0; c < p->parts[i].encodes; c++) tokens += p->chunks[p->parts[i].begin + c].tokens;
         for (Py_ssize_t s = 0; s < p->stages; s++) p->hops[i * p->stages + s] = along(&p->hop[s], tokens);
     }
@@ -148,12 +151,12 @@ static double run_encoding(Pipeline *p, const Ledger *l, Step *step, double now)
 static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double *now, double until) {
     Kind *k = p->kind;
     Grid *g = &k->decoder.decode;
-    double growth = part->live / part->decodes, at = larger(*now, part->ready) + p->hops[0], begun = at;
+    double growth = part->growth / part->decodes, at = larger(*now, part->ready) + p->hops[0], begun = at;
     at = begun = larger(at, p->free_at[0]);
     double last = at; /* when the last iteration starts */
     Py_ssize_t ran = 0;
     while (ran < most && (!ran || (p->ahead ? last : at) < until)) {
-        double context = (part->cached + part->live * (double)(ran + 1)) / part->decodes;
+        double context = (part->cached + part->live + part->growth * (double)ran) / part->decodes;
         Cell column = cell_on(g, 1, context);
         double edge = column.above + 1 < g->size[1] ? g->points[1][column.above] : INFINITY;
         double first = p->outer[0] + k->layers * decode_attention(&k->decoder, part->decodes, context);
@@ -178,6 +181,12 @@ static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double
     return ran;
 }
 
+/* Seconds of a decode step apart from its attention. */
+static double verified_seconds(Kind *k, double decoding) {
+    double verified = k->rows * decoding;
+    return k->layers * along(&k->decoder.rest, verified) + outer_seconds(k, verified, verified, decoding);
+}
+
 /* Run decode steps alone, until a sequence finishes or the next step would be decided at `until` or later. */
 static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double now, double until, double *next) {
     Py_ssize_t parts = split(p, l, step), most = step->repeats, ran = 0;
@@ -191,8 +200,7 @@ static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double 
         Part *part = &p->parts[i];
         part->ready = p->token[part->micro_batch];
         for (Py_ssize_t k = 0; k < p->kinds; k++)
-            p->outer[i * p->kinds + k] = p->kind[k].layers * along(&p->kind[k].decoder.rest, part->decodes) +
-                                         outer_seconds(&p->kind[k], part->decodes, part->decodes, part->decodes);
+            p->outer[i * p->kinds + k] = verified_seconds(&p->kind[k], part->decodes);
     }
     memcpy(step->first, p->token, p->micro_batches * sizeof *p->token);
     if (parts == 1 && p->stages == 1 && p->kind->decoder.decode.axes == 2 && !p->kind->decoder.mixed.axes && !p->takes_over) {
@@ -206,7 +214,7 @@ static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double 
     do {
         for (Py_ssize_t i = 0; i < parts; i++) {
             const Part *part = &p->parts[i];
-            double context = (part->cached + part->live * (double)(ran + 1)) / part->decodes;
+            double context = (part->cached + part->live + part->growth * (double)ran) / part->decodes;
             for (Py_ssize_t k = 0; k < p->kinds; k++) {
                 Kind *kind = &p->kind[k];
                 double seconds = p->outer[i * p->kinds + k] +

@@ -17,7 +17,8 @@ static void decode_all(Ledger *l, Step *step, Py_ssize_t most) {
     if (l->sums.on) return;
     memcpy(step->decode, l->decoding, (size_t)decodes * sizeof *step->decode);
     if (l->grows)
-        while (place < decodes && grow(l, step->decode[place], 1 + l->requests[step->decode[place]].behind)) place++;
+        while (place < decodes &&
+               grow(l, step->decode[place], 1 + l->requests[step->decode[place]].behind + l->drafted)) place++;
     if (l->grows) step->decodes = place;
 }
 
@@ -36,8 +37,8 @@ static Py_ssize_t continue_prompts(Ledger *l, Step *step, Py_ssize_t budget) {
 }
 
 static void next_chunked(const Policy *p, Ledger *l, Step *step, double now) {
-    decode_all(l, step, p->other);
-    Py_ssize_t budget = continue_prompts(l, step, p->other - step->decodes), sequence;
+    decode_all(l, step, p->other / (1 + l->drafted));
+    Py_ssize_t budget = continue_prompts(l, step, p->other - step->decodes * (1 + l->drafted)), sequence;
     while (budget > 0 && residents(l) < p->batch && !l->victim_count && (sequence = admit(l, now, budget)) >= 0) {
         Py_ssize_t left = l->requests[sequence].to_prefill, tokens = left < budget ? left : budget;
         encode_chunk(step, l, sequence, tokens);

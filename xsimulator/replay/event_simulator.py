@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+import numpy as np
+
 from xcore.batching import UNKNOWN, Hints, Order, Sequence, deal
 from xcore.orders import fcfs
 from xcore.orders.fcfs import FCFS
@@ -24,7 +26,7 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.cells import Pipeline
-from xsimulator.replay.compiled import Replicas, dealt, is_compiled
+from xsimulator.replay.compiled import Array, Replicas, dealt, is_compiled, steps_of
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
@@ -81,8 +83,9 @@ def replay(
     """
     prefixes = _prefixes(schedule, requests, prompts)
     special = timeline or step_by_step or lanes or caps or type(order) is not FCFS
+    steps = drawn_steps(schedule, requests)
     if not special and is_compiled(schedule) and in_turn(schedule, requests):
-        return _replay_compiled(schedule, profile, requests, prefixes)
+        return _replay_compiled(schedule, profile, requests, prefixes, steps)
     most = caps or [request.output for request in requests]
     replica_cost = ReplicaCost.of(schedule, profile)
     micro_batching = micro_batching_of(schedule)
@@ -95,6 +98,8 @@ def replay(
         for i in own:
             sequence = _sequence(i, requests[i], most[i], hints[i] if hints else UNKNOWN)
             tokens = sequence.input_tokens + sequence.ends
+            if steps is not None:
+                sequence.speculate(int(steps[i]))
             replica.submit(sequence, prefixes.keys(i, tokens, schedule.block_size) if prefixes else None)
         run([replica])
         pipelines += replica.sides.values()
@@ -113,6 +118,13 @@ def in_turn(schedule: Schedule, requests: Items[RequestLengths]) -> bool:
     return all(before.arrival_s <= after.arrival_s for before, after in itertools.pairwise(requests))
 
 
+def drawn_steps(schedule: Schedule, requests: Items[RequestLengths]) -> Array | None:
+    """Return the iterations that give each request's output; None without speculation."""
+    if schedule.speculation is None:
+        return None
+    return steps_of(np.array([float(request.output) for request in requests]), schedule.speculation)
+
+
 def _prefixes(
     schedule: Schedule, requests: Items[RequestLengths], prompts: Items[Items[int]] | None
 ) -> Prefixes | None:
@@ -125,12 +137,16 @@ def _prefixes(
 
 
 def _replay_compiled(
-    schedule: Schedule, profile: Profile, requests: Items[RequestLengths], prefixes: Prefixes | None
+    schedule: Schedule,
+    profile: Profile,
+    requests: Items[RequestLengths],
+    prefixes: Prefixes | None,
+    steps: Array | None,
 ) -> Replay:
     """Replay with the compiled event loop."""
     replicas, served, busy = Replicas(profile), [], list[float]()
     seconds = preemptions = reused = 0.0
-    for places, own in dealt(requests, schedule.replicas, prefixes):
+    for places, own in dealt(requests, schedule.replicas, prefixes, steps):
         times = replicas.serve(schedule, own)
         assert times is not None, "nothing is watched"
         figures = (times.started, times.first, times.finished)

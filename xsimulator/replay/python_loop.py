@@ -38,6 +38,15 @@ class LoopBounds:
     """[2], raised to the largest batch and to the most KV blocks that the policy used."""
 
 
+@dataclass(frozen=True)
+class SharedTexts:
+    """What prompts share, if prefixes are cached."""
+
+    prefixes: Prefixes | None
+    warm: list[int]
+    """Tokens of each prompt from a text that stays in the cache; empty: there is no such text."""
+
+
 @dataclass
 class _Noting:
     """A policy that also records the batch and the blocks that its steps use."""
@@ -91,8 +100,8 @@ def run(
     replica_cost: ReplicaCost,
     requests: list[RequestLengths],
     flags: list[int],
-    prefixes: Prefixes | None,
-    warm: list[int],
+    steps: list[int] | None,
+    texts: SharedTexts,
     bounds: LoopBounds,
     figures: Array,
     busy: Array,
@@ -104,8 +113,11 @@ def run(
     policy = _Noting(make_policy(schedule), bounds.used, schedule.traits.mixed)
     replica = Replica(schedule, replica_cost, record, micro_batching, 0, fcfs, policy=policy)
     sequences = [Sequence(i, one.input, one.output, one.arrival_s, one.output) for i, one in enumerate(requests)]
+    prefixes, warm = texts.prefixes, texts.warm
     for i, sequence in enumerate(sequences):
         tokens = sequence.input_tokens + sequence.ends
+        if steps is not None:
+            sequence.speculate(steps[i])
         replica.submit(sequence, prefixes.keys(i, tokens, size) if prefixes else None)
     if prefixes and warm:
         longest = int(np.argmax(warm))

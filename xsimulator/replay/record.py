@@ -65,4 +65,4 @@ class Record:
             out = ran.encoded[index] if index in ran.encoded else float(ran.last[self._micro_batch(sequence)])
             times = (sequence.arrival_s, started, first + self._front_end_s, out + self._front_end_s)
             counts = (sequence.hit, sequence.preemptions)
-            self.served.append(RequestTimes(index, sequence.input_tokens, sequence.generated, *times, *counts))
+            self.served.append(RequestTimes(index, sequence.input_tokens, sequence.output_tokens, *times, *counts))

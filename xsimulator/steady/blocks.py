@@ -58,22 +58,32 @@ class BlockDistribution:
     """The most blocks that one query holds."""
 
     @staticmethod
-    def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockDistribution":
+    def of(
+        workload: Workload,
+        encoder_decoder: bool = False,
+        resident: bool = False,
+        growth: float = 1.0,
+        ahead: int = 0,
+        most: int | None = None,
+    ) -> "BlockDistribution":
         """Return the distribution over arriving queries or, with `resident`, over resident ones.
 
-        Resident queries are weighted by the iterations that they stay.
+        Resident queries are weighted by the iterations that they stay. An iteration caches `growth` tokens on average;
+        there are blocks for `ahead` more. `most` is the most tokens beside the input (None: those of the longest D).
         """
         need, p = decode_iterations_of(workload.output, encoder_decoder)
         if resident:
             p = p * (need + 1)
             p = p / p.sum()
         inputs = workload.input
-        blocks = (inputs.mean + need + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
+        tokens = growth * need + ahead
+        blocks = (inputs.mean + tokens + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
         spread = (inputs.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2
         skew = float(inputs.p @ (inputs.s - inputs.mean) ** 3) / BLOCK_SIZE**3
         powers = np.stack((blocks, blocks**2 + spread, blocks**3 + 3 * blocks * spread + skew))
         survivors = np.cumsum((p * powers)[:, ::-1], axis=1)[:, ::-1]
-        return BlockDistribution(need, survivors, -(-(inputs.max + int(need.max())) // BLOCK_SIZE))
+        longest = inputs.max + (int(need.max()) if most is None else most)
+        return BlockDistribution(need, survivors, -(-longest // BLOCK_SIZE))
 
     def reservation(self, iterations: float | None) -> Reservation:
         """Return the blocks held by RRA's residents per query that enters a phase.
@@ -91,15 +101,17 @@ class BlockDistribution:
         return Reservation(float(m1.sum()), float((m2 - m1**2).sum()), float(third.sum()), self.longest)
 
 
-def grown_blocks(workload: Workload, encoder_decoder: bool = False) -> Reservation:
+def grown_blocks(
+    workload: Workload, encoder_decoder: bool = False, growth: float = 1.0, ahead: int = 0, most: int | None = None
+) -> Reservation:
     """Return the blocks held by one resident that has only the blocks of its tokens so far.
 
     These blocks hold its prompt and its generated tokens. Its age is uniform over its output. Outputs are weighted by
-    the iterations that they stay.
+    the iterations that they stay. The other arguments are those of `BlockDistribution.of`.
     """
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     older = np.cumsum(np.bincount(need.astype(np.intp), weights=p)[::-1])[::-1]  # P(D ≥ age)
-    ages, weights = np.arange(len(older)), older / older.sum()
+    ages, weights = growth * np.arange(len(older)) + ahead, older / older.sum()
     inputs, age = workload.input, float(weights @ ages)
     variance = inputs.std**2 + float(weights @ (ages - age) ** 2) + BLOCK_SIZE**2 / 12
     third = float(inputs.p @ (inputs.s - inputs.mean) ** 3 + weights @ (ages - age) ** 3)
@@ -107,5 +119,5 @@ def grown_blocks(workload: Workload, encoder_decoder: bool = False) -> Reservati
         (inputs.mean + age + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
         variance / BLOCK_SIZE**2,
         third / BLOCK_SIZE**3,
-        -(-(inputs.max + int(need.max())) // BLOCK_SIZE),
+        -(-(inputs.max + (int(need.max()) if most is None else most)) // BLOCK_SIZE),
     )

@@ -67,12 +67,13 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
     """
     load, budget = scenario.load, float(max_num_batched_tokens)
     iterations, lengths = load.mean_iterations, load.workload.input
+    verified = scenario.replica.decode.rows * iterations
 
     def entering(count: float) -> tuple[Occupancy, float]:
         """Return the residents whose prompts take `count` iterations, and the queries that enter an iteration."""
         runs, idle = iterations + count, scenario.idle_iterations
-        occupancy = pool.occupancy(load, max_num_seqs, runs + idle, budget / (lengths.mean + iterations))
-        tokens = lengths.mean * occupancy.prefills + iterations
+        occupancy = pool.occupancy(load, max_num_seqs, runs + idle, budget / (lengths.mean + verified))
+        tokens = lengths.mean * occupancy.prefills + verified
         service = lengths.mean * occupancy.prefills / room
         return occupancy, min(occupancy.entering(runs, idle, service, lengths.std / lengths.mean), budget / tokens)
 
@@ -83,14 +84,14 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
         if turns:
             return lockstep.outcome(scenario, turns, occupancy, budget)
     for _ in range(_ROUNDS):  # chunks depend on the budget that decoding leaves, which depends on the rate
-        room = max(budget - rate * iterations, 1.0)
+        room = max(budget - rate * verified, 1.0)
         chunks = chunks_of(lengths, room, rate * occupancy.prefills * lengths.mean / room)
         before, count = count, float(chunks.sum())
         if count == before:
             break
         occupancy, rate = entering(count)
     decoding, prompts = rate * iterations, rate * occupancy.prefills
-    room = max(budget - decoding, 1.0)
+    room = max(budget - rate * verified, 1.0)
     idle = max(0.0, min(math.exp(-prompts * count), 1.0 - prompts * lengths.mean / room))
     share = 1.0 - idle
     mixture = Mixture(

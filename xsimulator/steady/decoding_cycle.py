@@ -34,7 +34,7 @@ def iteration(
     if scenario.load.encoder_decoder:
         cells[0] += side.cross_projection(joining * scenario.load.prompts.mean) / micro_batches
     seconds = np.empty(len(batch))
-    rounds(cells, seconds, micro_batches, side.hops_together(float(share.max())))
+    rounds(cells, seconds, micro_batches, side.hops_together(side.rows * float(share.max())))
     return seconds, cells
 
 
@@ -72,8 +72,8 @@ class Cycle:
     def lived(self, need: Array) -> Array:
         """Return the seconds of the first `need` iterations after a KV transfer, if a sequence decodes in each."""
         before = np.concatenate([[0.0], np.cumsum(self.seconds)])
-        cycles, rest = np.divmod(need.astype(np.intp), len(self.seconds))
-        seconds: Array = cycles * before[-1] + before[rest]
+        cycles, rest = np.divmod(need, len(self.seconds))
+        seconds: Array = cycles * before[-1] + np.interp(rest, np.arange(len(before)), before)
         return seconds
 
 

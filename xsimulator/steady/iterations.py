@@ -158,7 +158,7 @@ def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
     tokens = tokens * (_within(totals, mean, mixture.most_tokens) / np.maximum(totals, 1.0))[:, None]
     decoding = np.broadcast_to(mixture.decoding[kind, None] / parts, prompts.shape)
     cells = seconds_of(scenario, prompts, tokens, decoding)
-    hop = scenario.replica.decode.hops(float(tokens.mean() + decoding.mean()))
+    hop = scenario.replica.decode.hops(float(tokens.mean() + scenario.replica.decode.rows * decoding.mean()))
     begin, end = iteration_times(cells, hop)
     settled = slice(count // 8, None)
     out = end[:, :, -1]

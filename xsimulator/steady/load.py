@@ -7,11 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcore.batching.admission import Admission
+from xcore.errors import InputError
 from xcore.specs.prefix_hit import CachedPrefix
 from xcore.specs.schedule import BLOCK_SIZE
-from xcore.specs.workload import Workload
+from xcore.specs.speculation import Speculation
+from xcore.specs.workload import LengthDistribution, Workload
 from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import BlockDistribution, Reservation, grown_blocks
+from xsimulator.steady.decode_steps import in_steps, outputs_given, points_of
 from xsimulator.steady.prompts import Prompts, kinds_of, thinned
 from xsimulator.steady.residents import (
     Z95,
@@ -42,12 +45,28 @@ class Load:
     """The cached part of the prompts; None: nothing is found."""
     asked: Workload | None = None
     """The workload with the cached tokens; None: `workload`."""
+    speculation: Speculation | None = None
 
     @staticmethod
-    def of(workload: Workload, encoder_decoder: bool, form: Form = "exact", caching: bool = True) -> "Load":
-        """Return the load of a workload whose `prefix_hit` counts if prefixes are cached."""
+    def of(
+        workload: Workload,
+        encoder_decoder: bool,
+        form: Form = "exact",
+        caching: bool = True,
+        speculation: Speculation | None = None,
+    ) -> "Load":
+        """Return the load of a workload whose `prefix_hit` counts if prefixes are cached.
+
+        Raises:
+            InputError: A part of the prompts is cached, and tokens are drafted.
+        """
         if not workload.prefix_hit or not caching:
-            return Load(workload, encoder_decoder, form)
+            return Load(workload, encoder_decoder, form, speculation=speculation)
+        if speculation:
+            raise InputError(
+                f"A share of cached prompts (--prefix-hit {workload.prefix_hit:g}) can't be predicted together with "
+                "draft tokens (--draft-acceptance): leave one of them out."
+            )
         cached = CachedPrefix.of(workload.input, workload.prefix_hit)
         computed = replace(workload, input=cached.computed, requests=None, prefix_hit=0.0)
         return Load(computed, encoder_decoder, form, cached, workload)
@@ -73,6 +92,49 @@ class Load:
         return not self.encoder_decoder and self.form == "exact"
 
     @functools.cached_property
+    def counted(self) -> Workload:
+        """Return the workload as iterations count it: an output's length is the number of iterations that give it."""
+        if self.speculation is None:
+            return self.workload
+        return replace(self.workload, output=in_steps(self.workload.output, self.speculation))
+
+    @property
+    def steps(self) -> LengthDistribution:
+        """Return the numbers of iterations that give an output: its tokens, unless an iteration may give several."""
+        return self.counted.output
+
+    @functools.cached_property
+    def growth(self) -> float:
+        """Return the mean tokens that a decode iteration gives a sequence."""
+        if self.speculation is None:
+            return 1.0
+        return (self.workload.output.mean - 1.0) / self.mean_iterations if self.mean_iterations else 1.0
+
+    @property
+    def ahead(self) -> int:
+        """Return the tokens that a sequence holds blocks for in addition to its own: its draft tokens."""
+        return self.speculation.drafted if self.speculation else 0
+
+    def steps_of(self, lengths: Array) -> Array:
+        """Return the mean iterations that give outputs of these lengths in tokens."""
+        return lengths if self.speculation is None else 1.0 + self.speculation.iterations(lengths - 1.0)[0]
+
+    def step_points(self, lengths: Array, count: int) -> Array:
+        """Return `count` equally likely numbers of iterations that give outputs of these lengths, [count, lengths]."""
+        return lengths[None] if self.speculation is None else points_of(lengths, self.speculation, count)
+
+    def tokens_of(self, steps: Array) -> Array:
+        """Return the tokens of short outputs that take these numbers of iterations."""
+        return steps if self.speculation is None else outputs_given(steps, self.workload.output, self.speculation)
+
+    def _grown(self, contexts: Array) -> Array:
+        """Return the mean contexts in decode iterations, given those if each iteration gave one token."""
+        if self.speculation is None:
+            return contexts
+        before = self.workload.input.mean + 1.0
+        return before + self.growth * (contexts - before)
+
+    @functools.cached_property
     def prompts(self) -> Prompts:
         """Return the inputs."""
         return Prompts(self.workload.input, self.cached_tokens / self.workload.input.mean)
@@ -94,7 +156,7 @@ class Load:
     @functools.cached_property
     def iterations(self) -> tuple[Array, Array]:
         """Return D(S) of every output length, and their probabilities."""
-        return decode_iterations_of(self.workload.output, self.encoder_decoder, self.form)
+        return decode_iterations_of(self.steps, self.encoder_decoder, self.form)
 
     @functools.cached_property
     def mean_iterations(self) -> float:
@@ -105,21 +167,33 @@ class Load:
     @functools.cached_property
     def mean_residual(self) -> float:
         """Return the iterations until a resident query ends, averaged over iterations; at least 1."""
-        return max(self.resident_context - self.cached_tokens - self.workload.input.mean, 1.0)
+        return max(length_biased_context(self.counted, self.encoder_decoder) - self.workload.input.mean, 1.0)
 
     @functools.cached_property
     def resident_context(self) -> float:
         """Return the mean context of a resident query, averaged over iterations."""
-        return self.cached_tokens + length_biased_context(self.workload, self.encoder_decoder)
+        return self.cached_tokens + float(
+            self._grown(np.array(length_biased_context(self.counted, self.encoder_decoder)))
+        )
 
     @memoized
     def steady(self, decode_iterations: int) -> SteadyState:
         """Return RRA's steady state at N_D."""
-        return steady_state(self.workload, decode_iterations, self.encoder_decoder, self.form)
+        steady = steady_state(self.counted, decode_iterations, self.encoder_decoder, self.form)
+        return replace(steady, context=self._grown(steady.context)) if self.speculation else steady
 
     @functools.cached_property
     def _blocks(self) -> BlockDistribution:
-        return BlockDistribution.of(self.workload, self.encoder_decoder)
+        return self._blocks_held(resident=False)
+
+    def _blocks_held(self, resident: bool) -> BlockDistribution:
+        how = self.growth, self.ahead, self._most_output
+        return BlockDistribution.of(self.counted, self.encoder_decoder, resident, *how)
+
+    @property
+    def _most_output(self) -> int | None:
+        """Return the most tokens of an output that a sequence has blocks for; None: as many as its iterations."""
+        return self.workload.output.max - 1 + self.ahead if self.speculation else None
 
     @memoized
     def reservation(self, decode_iterations: float | None) -> Reservation:
@@ -130,8 +204,8 @@ class Load:
     def resident_blocks(self, admission: Admission) -> Reservation:
         """Return the blocks held by one resident under iteration-level scheduling."""
         if admission == "grow":
-            return grown_blocks(self.workload, self.encoder_decoder)
-        return BlockDistribution.of(self.workload, self.encoder_decoder, resident=True).reservation(None)
+            return grown_blocks(self.counted, self.encoder_decoder, self.growth, self.ahead, self._most_output)
+        return self._blocks_held(resident=True).reservation(None)
 
     @memoized
     def pool_blocks(self, admission: Admission, residents: float) -> int:
@@ -165,9 +239,9 @@ class Load:
         need, p = self.iterations
         iterations = max(1, int(need.max()))
         contexts: Array = self.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
-        return contexts
+        return self._grown(contexts)
 
     @memoized
     def longest_of(self, batch: int) -> Array:
-        """Return the probability of each output length to be the greatest of `batch` queries."""
-        return longest_of(self.workload.output, batch)
+        """Return the probability of each length, in iterations, to be the greatest of `batch` queries."""
+        return longest_of(self.steps, batch)

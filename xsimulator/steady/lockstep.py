@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xcore.specs.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.recurrences import repeated, slots
+from xsimulator.steady.decode_steps import SHORT_OUTPUT
 from xsimulator.steady.occupancy import Occupancy
 from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.scenario import Scenario
@@ -35,7 +36,7 @@ _MOST = 60_000
 _CYCLE = 509
 """Prompts per cycle of lengths. Each cycle has all lengths evenly. A prime number: no slot sees few of the lengths."""
 _SHORT = 64
-"""Longest output, in tokens, up to which varied outputs are followed."""
+"""Longest output, in iterations, up to which varied outputs are followed."""
 _DEEPEST = 8
 """Most stages to follow requests through: the work grows with their square."""
 _ITERATION_LESS = 0.55
@@ -67,6 +68,8 @@ class Turns:
     """[prompts]: tokens."""
     stays: Array
     """[prompts]: decoding iterations."""
+    tokens: Array
+    """[prompts]: tokens of the output."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,10 @@ class Moments:
 
 def in_step(scenario: Scenario) -> bool:
     """Return whether this method applies: outputs of one length, or short ones, and a pipeline of few stages."""
-    outputs = scenario.load.workload.output
-    return len(scenario.replica.stages) <= _DEEPEST and (len(outputs.s) == 1 or outputs.max <= _SHORT)
+    load, outputs = scenario.load, scenario.load.workload.output
+    one = load.speculation is None and len(outputs.s) == 1
+    short = load.steps.max <= _SHORT and outputs.max <= SHORT_OUTPUT
+    return len(scenario.replica.stages) <= _DEEPEST and (one or short)
 
 
 def ttft_slack(scenario: Scenario) -> float:
@@ -99,17 +104,18 @@ def ttft_slack(scenario: Scenario) -> float:
 def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: int = 0) -> Turns | None:
     """Return the turns of prompts, computed by `slots` in C; None if they have too many chunks.
 
-    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens: one for each decoding sequence.
+    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens, those of decoding sequences too.
     """
-    load, share = scenario.load, 0.0 if whole else 1.0
-    inputs, outputs = load.workload.input, load.workload.output
+    load, share = scenario.load, 0.0 if whole else float(scenario.replica.decode.rows)
+    inputs, outputs = load.workload.input, load.steps
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
     before, earlier, count = _counts(scenario, residents, each + 1.0 + idle)
     total = before + count + residents
     most = int(total * (each + 1.0 + idle))
     if most > _MOST:
         return None
-    lengths, stays = _lengths(inputs, total, 0), _lengths(outputs, total, 1) - (1.0 if load.first_by_encoding else 0.0)
+    shift = 1.0 if load.first_by_encoding else 0.0
+    lengths, stays = _lengths(inputs, total, 0), _lengths(outputs, total, 1) - shift
     starts, ends = np.empty((2, total))
     iterations, at, prompt, froms, untils = np.empty((5, most))
     written = (starts, ends, iterations, at, prompt, froms, untils)
@@ -122,13 +128,15 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
     places = prompt[kept].astype(np.intp)
     unit = lengths[places] if whole else 1.0
     parts_of = (at[kept], places, froms[kept] * unit, untils[kept] * unit)
-    return Turns(residents, slice(before, before + count), starts, ends, iterations[rows], *parts_of, lengths, stays)
+    tokens = load.tokens_of(stays + shift)
+    measured = slice(before, before + count)
+    return Turns(residents, measured, starts, ends, iterations[rows], *parts_of, lengths, stays, tokens)
 
 
 def _counts(scenario: Scenario, residents: int, parts: float) -> tuple[int, int, int]:
     """Return the numbers of prompts for the warm-up, for filling a pipeline within it, and for the measurement."""
     load = scenario.load
-    varied = max(len(load.workload.input.s), len(load.workload.output.s)) > 1
+    varied = max(len(load.workload.input.s), len(load.steps.s)) > 1
     few = load.mean_iterations < 1.0
     fewest, most, enough = _BEFORE_VARIED if varied else _BEFORE
     enough = min(enough, int(_MOST / 2 / parts))
@@ -160,7 +168,7 @@ def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens:
         means = float((encoded - begin).mean()) + more * between
         return Lifetime(means, np.full_like(more, latency.std()), np.full_like(more, after.std()))
 
-    times, gaps = Times.seen(taken), need + shift - 1.0
+    times, gaps = Times.seen(taken), turns.tokens[turns.kept] - 1.0
     many = gaps > 0
     tokens = (finish - moments.first)[many] / gaps[many] if many.any() else np.zeros(1)
     return Outcome(
@@ -184,7 +192,10 @@ def _decoding_alone(scenario: Scenario, turns: Turns) -> float:
     parts = min(stages, turns.residents)
     batch, side = turns.residents / parts, scenario.replica.decode
     seconds = side.decode(np.array([batch]), scenario.load.resident_context)[0]
-    longest = max(parts * float(seconds.max()), float(seconds.sum()) + (side.hops_together(batch) if stages > 1 else 0))
+    longest = max(
+        parts * float(seconds.max()),
+        float(seconds.sum()) + (side.hops_together(side.rows * batch) if stages > 1 else 0),
+    )
     return longest * float(_round_mean(turns.starts, turns))
 
 
@@ -207,7 +218,7 @@ def _moments(scenario: Scenario, turns: Turns) -> Moments:
     firsts, lasts = np.empty((2, *waits.shape))
     free = np.empty(len(numbers))
     gives = (sampled.sum(axis=1) > 0).astype(np.float64)
-    repeated(seconds, side.hops_of(tokens + decoding), repeats, waits, gives, firsts, lasts, free)
+    repeated(seconds, side.hops_of(tokens + side.rows * decoding), repeats, waits, gives, firsts, lasts, free)
     prompts = np.arange(turns.kept.start, turns.kept.stop + turns.residents)
     starts, ends, group = turns.starts[prompts], turns.ends[prompts], prompts % parts
     begins = free[np.searchsorted(numbers, starts) - 1]

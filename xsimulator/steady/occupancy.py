@@ -105,8 +105,8 @@ def _preempted_per_iteration(load: Load, rate: float) -> float:
     blocks than finished sequences free, it takes them from the newest residents, which hold little more than their
     prompts.
     """
-    growth = rate * load.mean_iterations / BLOCK_SIZE
-    released = load.prompt_blocks + load.mean_iterations / BLOCK_SIZE
+    output = load.growth * load.mean_iterations / BLOCK_SIZE
+    growth, released = rate * output, load.prompt_blocks + output
     short, probability, finished = 0.0, math.exp(-rate), 0
     while growth > finished * released:
         short += probability * (growth - finished * released)

@@ -126,6 +126,21 @@ class Outcome:
         return self.find_first_token()
 
 
+def _kinds_of(scenario: Scenario, outcome: Outcome) -> tuple[Array, Array, Array]:
+    """Return output lengths in tokens and in iterations, and their shares; with speculation, iterations vary."""
+    (lengths, p), load = outcome.kinds or scenario.load.outputs, scenario.load
+    if load.speculation is None:
+        return lengths, lengths, p
+    if not scenario.variation:
+        return lengths, load.steps_of(lengths), p
+    count = min(_MOST_POINTS, max(_FEWEST_POINTS, _POINTS // len(lengths)))
+    return np.tile(lengths, count), load.step_points(lengths, count).ravel(), np.tile(p / count, count)
+
+
+_FEWEST_POINTS, _MOST_POINTS, _POINTS = 3, 64, 400
+"""Points of the iterations that give an output length: the fewest, the most, and for all lengths together."""
+
+
 def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int], ...]:
     """Return every stage's memory and the blocks that it must hold."""
     encoding = outcome.encode_demand
@@ -149,7 +164,7 @@ def latency(scenario: Scenario, outcome: Outcome) -> float:
     """Return the latency that the scenario's bound limits."""
     if not scenario.bound.of_length:
         return latency_times(scenario, outcome).quantile(scenario.bound.share)
-    life = outcome.lifetime(np.array([float(scenario.load.workload.p99_output)]))
+    life = outcome.lifetime(scenario.load.steps_of(np.array([float(scenario.load.workload.p99_output)])))
     between = outcome.first_token.between * (1.0 if life.together is None else 1.0 - life.together[0])
     return scenario.front_end_s + float(life.seconds[0] + _sigmas(scenario) * np.hypot(life.deviation[0], between))
 
@@ -162,8 +177,8 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     """Return the latencies of all requests."""
     if outcome.seen:
         return outcome.seen[0].later(scenario.front_end_s)
-    lengths, p = outcome.kinds or scenario.load.outputs
-    life = outcome.lifetime(lengths)
+    _, steps, p = _kinds_of(scenario, outcome)
+    life = outcome.lifetime(steps)
     if not scenario.variation:
         return Times(scenario.front_end_s + life.seconds, np.zeros(len(p)), p)
     first, deviation = outcome.first_token.merged(_KINDS), life.deviation + life.decoding
@@ -190,14 +205,14 @@ def ttft(scenario: Scenario, outcome: Outcome, share: float) -> float:
 
 def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
     """Return the time per token after the first, of all requests with more than one token; None if there are none."""
-    lengths, p = outcome.kinds or scenario.load.outputs
+    lengths, steps, p = _kinds_of(scenario, outcome)
     many = lengths > 1
     if not many.any():
         return None
     if outcome.seen:
         return outcome.seen[1]
     lengths, p = lengths[many], p[many] / p[many].sum()
-    life = outcome.lifetime(lengths)
+    life = outcome.lifetime(steps[many])
     gaps = lengths - 1
     seconds = life.seconds - outcome.first_token.mean
     if not scenario.variation:

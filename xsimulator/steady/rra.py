@@ -55,7 +55,7 @@ def phase(
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that the micro-batch isn't empty
     left = tokens_left_in_part(tokens_left(scenario, encode_batch), encode_count)
     encode = side.each(lambda group: prompts.micro_batches(group, encode_batch / encode_count, encode_count, left))
-    cells, hops = side.decode(batches, steady.context), side.hops(float(batches.max()))
+    cells, hops = side.decode(batches, steady.context), side.decode_hops(float(batches.max()))
     times = phase_times(
         encode,
         cells if runs[-1] > _SURE else _shares(cells, float(hops.sum()), runs, parts, tagged)[:, None] * cells,
@@ -189,7 +189,7 @@ def _stay(load: Load, active: Array, times: PhaseTimes, tagged: PhaseTimes) -> f
 
 def blocks(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
     """Return the 99.9th percentile of the KV blocks that the residents of all phases hold."""
-    most = encode_batch * float(np.ceil(scenario.load.workload.output.max / decode_iterations))
+    most = encode_batch * float(np.ceil(scenario.load.steps.max / decode_iterations))
     return scenario.load.reservation(decode_iterations).quantile(encode_batch, most)
 
 

@@ -28,7 +28,8 @@ class Scenario:
     def of(schedule: Schedule, profile: Profile, workload: Workload | None, form: Form, variation: bool) -> "Scenario":
         """Return the scenario of a schedule, under its own workload or under `workload`."""
         replica = ReplicaCost.of(schedule, profile)
-        load = Load.of(workload or schedule.workload, replica.encoder_decoder, form, schedule.prefix_caching)
+        counted = workload or schedule.workload
+        load = Load.of(counted, replica.encoder_decoder, form, schedule.prefix_caching, schedule.speculation)
         return Scenario(replica, load, schedule.meaning, variation, schedule.replicas, schedule.adjust)
 
     @property

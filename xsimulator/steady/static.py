@@ -30,7 +30,7 @@ def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tupl
     side, prompts = scenario.replica.decode, scenario.load.prompts
     encode = side.each(lambda group: prompts.micro_batches(group, batch / encode_count, encode_count))
     decode = side.decode(batch / parts, scenario.load.static_contexts)
-    hops = side.hops(batch / encode_count * prompts.mean), side.hops(batch / parts)
+    hops = side.hops(batch / encode_count * prompts.mean), side.decode_hops(batch / parts)
     times = phase_times(encode, decode, parts, hops, repeats=False)
     return times, encode.sum(axis=0), decode.sum(axis=0) * parts
 
@@ -63,7 +63,7 @@ def outcome(
         after_first = deviation * behind**0.5 + (lengths - 1.0) * iteration
         return Lifetime(seconds, np.full_like(seconds, deviation), after_first, decoding=decoding, together=together)
 
-    longest, chances = load.workload.output.s - shift, load.longest_of(batch)
+    longest, chances = load.steps.s - shift, load.longest_of(batch)
     duration = float(np.interp(longest, np.arange(len(ends)), ends) @ chances)
     decoding = decoding * float(longest @ chances) / max(len(ends) - 1, 1)
     return Outcome(

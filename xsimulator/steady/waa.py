@@ -193,7 +193,7 @@ class WAA:
         """
         load = self.scenario.load
         held = load.reservation(max(stride, 1.0)).times(1.0 / min(stride, 1.0))
-        phases = np.ceil(load.workload.output.max / max(stride, 1.0)) / min(stride, 1.0) + underway
+        phases = np.ceil(load.steps.max / max(stride, 1.0)) / min(stride, 1.0) + underway
         together = held + load.reservation(None).times(underway)
         return together.quantile(encode_batch, encode_batch * float(phases))
 

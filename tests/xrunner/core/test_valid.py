@@ -9,6 +9,7 @@ from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Stage
+from xcore.specs.speculation import Speculation
 from xrunner.core.job_setup import check_runnable
 
 SPEC = ModelSpec("m", "llama", 5, 64, 4, 2, 16, 96, True, 300, 96)
@@ -30,6 +31,7 @@ def stage(devices, layers, tp=None, phase="both"):
     [
         ({"dtype": "fp8", "kv_dtype": "fp8"}, "dtype fp8 and kv_dtype fp8"),
         ({"kv_dtype": "bf16"}, "dtype fp32 and kv_dtype bf16"),
+        ({"speculation": Speculation((0.8, 0.5))}, "drafts 2 tokens per iteration, and this engine doesn't"),
         ({"stages": (stage([0], (0, 3)), stage([2], (3, 5)))}, r"devices \[0, 2\]"),
         ({"stages": (stage([0], (0, 3)), stage([0], (3, 5)))}, r"devices \[0, 0\]"),
         ({"stages": (stage([0, 1], (0, 5), 1),)}, r"degree 1 has the devices \[0, 1\]"),

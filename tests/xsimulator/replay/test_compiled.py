@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from tests.xcore.small_specs import MODEL, changed, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans, stages_of
-from xcore.batching import deal
 from xcore.errors import InputError
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Table
+from xcore.specs.speculation import Speculation
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.prefixes import Prefixes
 from xcore.traces.prompt_identity import PromptIdentity
 from xsimulator.replay import compiled
-from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays, Watch
-from xsimulator.replay.event_simulator import replay
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays, Watch, dealt
+from xsimulator.replay.event_simulator import drawn_steps, replay
 
 event_loop = pytest.importorskip("xsimulator.replay.event_loop", reason="exegpt was installed without a C compiler")
 
@@ -47,15 +47,20 @@ FRONT_END = replace(PROFILE, front_end_s=13e-3)
 """13 ms of each request outside the engine."""
 
 
+SPECULATIONS = st.sampled_from([None, None, Speculation((0.8, 0.5)), Speculation((0.9, 0.8, 0.7), layers=2.5)])
+"""What decode iterations draft."""
+
+
 def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
     columns = np.array([(r.arrival_s, r.input, r.output, flags) for r in requests], dtype=np.float64)
     return RequestArrays(*np.ascontiguousarray(columns.T))
 
 
 @settings(max_examples=300)
-@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT, FRONT_END]), st.sampled_from([1, 2]))
-def test_every_request_has_the_replays_times(plan, requests, other, in_flight):
+@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT, FRONT_END]), st.sampled_from([1, 2]), SPECULATIONS)
+def test_every_request_has_the_replays_times(plan, requests, other, in_flight, speculation):
     made, tables = plan
+    made = replace(made, speculation=None if made.model.spec.encoder_layers else speculation)
     tables = replace(other if tables is PROFILE else tables, in_flight=in_flight)
     check_times(made, tables, requests)
 
@@ -101,6 +106,8 @@ def caches(draw):
         micro_batches=draw(st.sampled_from([None, 1, 3])),
     )
     tables = replace(tables, in_flight=draw(st.sampled_from([1, 2])))
+    if not made.model.spec.encoder_layers:
+        made = replace(made, speculation=draw(SPECULATIONS))
     rows = draw(
         st.lists(
             st.tuples(st.integers(1, 60), st.integers(1, 60), st.floats(0, 0.4), IDENTITIES), min_size=2, max_size=20
@@ -167,10 +174,8 @@ def check_times(made, tables, requests):
     requests = sorted(requests, key=lambda r: r.arrival_s)
     expected = {s.index: s for s in replay(made, tables, requests, timeline=False, lanes=True).served}
     replicas = Replicas(tables)
-    for own in deal([(r.input, r.output) for r in requests], made.replicas):
-        if not own:
-            continue
-        times = replicas.serve(made, arrays([requests[i] for i in own]))
+    for own, dealt_requests in dealt(requests, made.replicas, steps=drawn_steps(made, requests)):
+        times = replicas.serve(made, dealt_requests)
         for name, found in (("start_s", times.started), ("first_token_s", times.first), ("finish_s", times.finished)):
             assert found == pytest.approx([getattr(expected[i], name) for i in own], rel=1e-9)
 
@@ -272,7 +277,7 @@ def test_what_does_not_fit_together_is_refused():
     two, three, none, cold = np.ones(2), np.ones(3), np.zeros(0, dtype=np.intp), np.zeros(0)
     with pytest.raises(ValueError, match="sizes"):
         event_loop.run(
-            *(two, two, two, two, three, np.ones(10), three, three, three, two),
+            *(two, two, two, two, two, three, np.ones(10), three, three, three, two),
             *(none, none, none, cold, np.ones(12), np.ones(1)),
         )
     plan, longer = schedule("orca", prefix_caching=True), np.zeros(3)
