@@ -17,8 +17,10 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from exegpt.kernels.bfloat16 import emit_widened, rounded, widened
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
+from exegpt.kernels.kernel_dtypes import njit_by_dtype
 from exegpt.kernels.numba_jit import njit
 
 _FLOAT = ir.FloatType()
@@ -37,12 +39,21 @@ def _splat(builder: Any, vector: Any, value: Any) -> Any:
     return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
 
 
+def _load_line(builder: Any, pointer: Any, columns: int) -> Any:
+    """Return a vector of `columns` floats, from a pointer to floats or to bfloat16."""
+    element = pointer.type.pointee
+    whole = builder.bitcast(pointer, ir.VectorType(element, columns).as_pointer())
+    line = builder.load(whole, align=4 if element == _FLOAT else 2)
+    return line if element == _FLOAT else emit_widened(builder, line, columns)
+
+
 def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bool, a: Any, b: Any, c: Any) -> None:
     """Emit LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
 
-    `a` and `c` are lists of pointers to rows, `b` is a pointer to a contiguous [depth, columns] matrix. With few rows
-    the depth is split over independent accumulators, since one chain of additions waits for itself. A `depth` that is
-    known only at run time, an LLVM value, is not split.
+    `a` and `c` are lists of pointers to rows of floats; `b` is a pointer to a contiguous [depth, columns] matrix of
+    floats or of bfloat16, which is widened in registers. With few rows the depth is split over independent
+    accumulators, since one chain of additions waits for itself. A `depth` that is known only at run time, an LLVM
+    value, is not split.
     """
     vector = ir.VectorType(_FLOAT, columns)
     zero = ir.Constant(vector, [0.0] * columns)
@@ -63,8 +74,7 @@ def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bo
     with cgutils.for_range(builder, depth) as loop:
         for n in range(split):
             k = builder.add(builder.mul(loop.index, index(split)), index(n))
-            line = builder.bitcast(builder.gep(b, [builder.mul(k, index(columns))]), vector.as_pointer())
-            line = builder.load(line, align=4)
+            line = _load_line(builder, builder.gep(b, [builder.mul(k, index(columns))]), columns)
             for r in range(rows):
                 factor = _splat(builder, vector, builder.load(builder.gep(a[r], [k])))
                 builder.store(builder.call(fma, [factor, line, builder.load(sums[r][n])]), sums[r][n])
@@ -130,21 +140,21 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
 
 @intrinsic(prefer_literal=True)
 def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
-    """Prefetch `count` (a compile-time constant) floats of an array from `start` on.
+    """Prefetch `count` (a compile-time constant) elements of an array from `start` on.
 
     Blocks lie scattered in memory, so the hardware can't predict the next one. The target is the second cache: the
     first can wait for few lines at a time.
     """
     if not isinstance(count, types.IntegerLiteral):
         return None
-    floats = count.literal_value
+    elements, per_line = count.literal_value, 64 * 8 // array.dtype.bitwidth
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         base = builder.gep(context.make_array(sig.args[1])(context, builder, args[1]).data, [args[2]])
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        for offset in range(0, floats, 16):
+        for offset in range(0, elements, per_line):
             line = builder.bitcast(builder.gep(base, [args[2].type(offset)]), byte)
             builder.call(fetch, [line, word(0), word(2), word(1)])
         return context.get_dummy_value()
@@ -202,8 +212,8 @@ def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
 
 
 _SIGNATURE = (
-    "void(float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], int32[:, :], int32[::1], int32[::1],"
-    " int32[::1], float32[:, ::1], float64, int64, boolean, float32[:, :, ::1])"
+    "void(real[:, :, :], real[:, :, :, ::1], real[:, :, :, ::1], int32[:, :], int32[::1], int32[::1], int32[::1],"
+    " float32[:, ::1], float64, int64, boolean, real[:, :, ::1])"
 )
 """Fixed, so that no layout of an argument compiles the kernel again during a run."""
 
@@ -219,7 +229,7 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
     rows = tokens * group
     size = head_size * block_size
 
-    @njit([_SIGNATURE], parallel=True, cache=True, error_model="numpy")
+    @njit_by_dtype(_SIGNATURE)
     def attend(  # type: ignore[no-untyped-def]
         q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out
     ):
@@ -240,7 +250,7 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
             unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # each row sees the keys between them
             for r in range(queries * group):
                 for d in range(head_size):
-                    x[r, d] = q[first + r // group, head * group + r % group, d] * np.float32(scale)
+                    x[r, d] = widened(q[first + r // group, head * group + r % group, d]) * np.float32(scale)
             for j in range(skipped, blocks):
                 ahead = table[min(j + _AHEAD, blocks - 1)]
                 _prefetch(size, keys, (ahead * kv_heads + head) * size)
@@ -269,7 +279,6 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
                     _add_row_product(head_size, scores, scores_at, seen, values, place, x, r * head_size)
             for r in range(queries * group):
                 for d in range(head_size):
-                    out[first + r // group, head * group + r % group, d] = x[r, d]
+                    out[first + r // group, head * group + r % group, d] = rounded(x[r, d], out)
 
-    compiled: Callable[..., None] = attend
-    return compiled
+    return attend
