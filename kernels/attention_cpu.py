@@ -17,34 +17,19 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from exegpt.kernels.bfloat16 import emit_widened, rounded, widened
+from exegpt.kernels.bfloat16 import rounded, widened
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.kernel_dtypes import njit_by_dtype
+from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, load_floats, multiply_add, splat
 from exegpt.kernels.numba_jit import njit
 
-_FLOAT = ir.FloatType()
 _REGISTERS = 256
 """Floats that one tile accumulates at a time: half of AVX-512's registers."""
 _AHEAD = 2
 """Distance in blocks between the block that is prefetched and the block that is used."""
 _ROWS = 8
 """Rows of a tile of prompt tokens: their K and V are read once for all of them."""
-
-
-def _splat(builder: Any, vector: Any, value: Any) -> Any:
-    """Return a vector whose lanes all hold `value`."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
-    return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
-
-
-def _load_line(builder: Any, pointer: Any, columns: int) -> Any:
-    """Return a vector of `columns` floats, from a pointer to floats or to bfloat16."""
-    element = pointer.type.pointee
-    whole = builder.bitcast(pointer, ir.VectorType(element, columns).as_pointer())
-    line = builder.load(whole, align=4 if element == _FLOAT else 2)
-    return line if element == _FLOAT else emit_widened(builder, line, columns)
 
 
 def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bool, a: Any, b: Any, c: Any) -> None:
@@ -55,12 +40,9 @@ def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bo
     accumulators, since one chain of additions waits for itself. A `depth` that is known only at run time, an LLVM
     value, is not split.
     """
-    vector = ir.VectorType(_FLOAT, columns)
+    vector = ir.VectorType(FLOAT, columns)
     zero = ir.Constant(vector, [0.0] * columns)
-    fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{columns}f32"
-    )
-    index = ir.IntType(64)
+    fma, index = multiply_add(builder, vector), INDEX
     split = 1
     if isinstance(depth, int):
         split = next(n for n in (4, 2, 1) if depth % n == 0 and (n == 1 or n * rows * columns <= _REGISTERS))
@@ -74,9 +56,9 @@ def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bo
     with cgutils.for_range(builder, depth) as loop:
         for n in range(split):
             k = builder.add(builder.mul(loop.index, index(split)), index(n))
-            line = _load_line(builder, builder.gep(b, [builder.mul(k, index(columns))]), columns)
+            line = load_floats(builder, builder.gep(b, [builder.mul(k, index(columns))]), columns)
             for r in range(rows):
-                factor = _splat(builder, vector, builder.load(builder.gep(a[r], [k])))
+                factor = splat(builder, vector, builder.load(builder.gep(a[r], [k])))
                 builder.store(builder.call(fma, [factor, line, builder.load(sums[r][n])]), sums[r][n])
     for r in range(rows):
         total = builder.load(sums[r][0])
@@ -99,9 +81,7 @@ def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, 
     signature = types.void(*sizes, a, a_start, a_stride, b, b_start, c, c_start, c_stride)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def pointer(place: int) -> Any:
-            array = context.make_array(sig.args[place])(context, builder, args[place])
-            return builder.gep(array.data, [args[place + 1]])
+        pointer = functools.partial(element_pointer, context, builder, sig, args)
 
         def row(base: Any, stride: Any, r: int) -> Any:
             return builder.gep(base, [builder.mul(stride, stride.type(r))])
@@ -128,9 +108,7 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
     wide = columns.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def pointer(place: int) -> Any:
-            array = context.make_array(sig.args[place])(context, builder, args[place])
-            return builder.gep(array.data, [args[place + 1]])
+        pointer = functools.partial(element_pointer, context, builder, sig, args)
 
         _emit_tile(builder, 1, args[3], wide, True, [pointer(1)], pointer(4), [pointer(6)])
         return context.get_dummy_value()
@@ -150,7 +128,7 @@ def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
     elements, per_line = count.literal_value, 64 * 8 // array.dtype.bitwidth
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        base = builder.gep(context.make_array(sig.args[1])(context, builder, args[1]).data, [args[2]])
+        base = element_pointer(context, builder, sig, args, 1)
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")

@@ -15,11 +15,30 @@ from exegpt.kernels.numba_jit import njit
 _WORD, _HALF, _FLOAT = ir.IntType(32), ir.IntType(16), ir.FloatType()
 
 
+def _like(kind: Any, lanes: int) -> Any:
+    return ir.VectorType(kind, lanes) if lanes else kind
+
+
 def emit_widened(builder: Any, x: Any, lanes: int = 0) -> Any:
     """Emit LLVM code that widens an integer of 16 bits to a float, or a vector of `lanes` of them."""
-    word, real = (ir.VectorType(kind, lanes) if lanes else kind for kind in (_WORD, _FLOAT))
-    bits = ir.Constant(word, [16] * lanes if lanes else 16)
-    return builder.bitcast(builder.shl(builder.zext(x, word), bits), real)
+    word = _like(_WORD, lanes)
+    shift = ir.Constant(word, [16] * lanes if lanes else 16)
+    return builder.bitcast(builder.shl(builder.zext(x, word), shift), _like(_FLOAT, lanes))
+
+
+def emit_rounded(builder: Any, x: Any, lanes: int = 0) -> Any:
+    """Emit LLVM code that rounds a float, or a vector of `lanes` of them, to integers of 16 bits."""
+    word = _like(_WORD, lanes)
+
+    def number(value: int) -> Any:
+        return ir.Constant(word, [value] * lanes if lanes else value)
+
+    bits = builder.bitcast(x, word)
+    odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+    to_even = builder.add(bits, builder.add(odd, number(0x7FFF)))
+    nan = builder.icmp_signed(">", builder.and_(bits, number(0x7FFFFFFF)), number(0x7F800000))
+    kept = builder.select(nan, number(0x7FC00000), to_even)
+    return builder.trunc(builder.lshr(kept, number(16)), _like(_HALF, lanes))
 
 
 @intrinsic
@@ -33,14 +52,7 @@ def _widened(_, x):  # type: ignore[no-untyped-def]
 @intrinsic
 def _rounded(_, value, target):  # type: ignore[no-untyped-def]
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if sig.return_type == types.float32:
-            return args[0]
-        bits = builder.bitcast(args[0], _WORD)
-        odd = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(1))
-        to_even = builder.add(bits, builder.add(odd, _WORD(0x7FFF)))
-        nan = builder.icmp_unsigned(">", builder.and_(bits, _WORD(0x7FFFFFFF)), _WORD(0x7F800000))
-        kept = builder.select(nan, _WORD(0x7FC00000), to_even)
-        return builder.trunc(builder.lshr(kept, _WORD(16)), _HALF)
+        return args[0] if sig.return_type == types.float32 else emit_rounded(builder, args[0])
 
     return target.dtype(types.float32, target), codegen
 
