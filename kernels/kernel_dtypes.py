@@ -8,6 +8,8 @@ import torch
 
 from exegpt.kernels.numba_jit import njit
 
+_NUMBERS = (int, float)
+
 
 def array_of(x: torch.Tensor) -> np.ndarray:
     """Return a tensor's memory as an array, of bfloat16 as uint16: see `bfloat16.py`."""
@@ -31,8 +33,12 @@ def njit_by_dtype(signature: str, **options: bool) -> Callable[[Callable[..., No
 
         @functools.wraps(function)
         def run(first: torch.Tensor, *others: torch.Tensor | float) -> None:
-            arrays = (array_of(x) if isinstance(x, torch.Tensor) else x for x in others)
-            compiled("uint16" if first.dtype == torch.bfloat16 else "float32")(array_of(first), *arrays)
+            if first.dtype == torch.bfloat16:
+                arrays = [x if isinstance(x, _NUMBERS) else array_of(x) for x in others]
+                compiled("uint16")(array_of(first), *arrays)
+            else:  # these microseconds count in small batches
+                arrays = [x if isinstance(x, _NUMBERS) else x.numpy() for x in others]
+                compiled("float32")(first.numpy(), *arrays)
 
         return run
 
