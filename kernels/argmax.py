@@ -24,7 +24,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     if not compiled(logits):
         return argmax_reference(logits)
     out = torch.empty(len(logits), dtype=torch.int64)
-    _argmax(logits.numpy(), out.numpy())
+    _argmax(logits.float().numpy(), out.numpy())
     return out
 
 

@@ -74,8 +74,8 @@ def attention(
     attend = kernel(q.shape[1] // keys.shape[1], q.shape[2], keys.shape[3], decode)
     starts = torch.zeros_like(contexts) if starts is None else starts
     bias = torch.empty(q.shape[1], 0) if bias is None else bias
-    arrays = (t.numpy() for t in (q, keys, values, tables, offsets, contexts, starts, bias))
-    attend(*arrays, scale or 1 / math.sqrt(q.shape[2]), window or _UNBOUNDED, causal, out.numpy())
+    scale = scale or 1 / math.sqrt(q.shape[2])
+    attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window or _UNBOUNDED, causal, out)
     return out
 
 

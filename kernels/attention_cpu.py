@@ -17,11 +17,13 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from exegpt.kernels.bfloat16 import rounded, widened
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
+from exegpt.kernels.kernel_dtypes import njit_by_dtype
+from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, load_floats, multiply_add, splat
 from exegpt.kernels.numba_jit import njit
 
-_FLOAT = ir.FloatType()
 _REGISTERS = 256
 """Floats that one tile accumulates at a time: half of AVX-512's registers."""
 _AHEAD = 2
@@ -30,26 +32,17 @@ _ROWS = 8
 """Rows of a tile of prompt tokens: their K and V are read once for all of them."""
 
 
-def _splat(builder: Any, vector: Any, value: Any) -> Any:
-    """Return a vector whose lanes all hold `value`."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
-    return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
-
-
 def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bool, a: Any, b: Any, c: Any) -> None:
     """Emit LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
 
-    `a` and `c` are lists of pointers to rows, `b` is a pointer to a contiguous [depth, columns] matrix. With few rows
-    the depth is split over independent accumulators, since one chain of additions waits for itself. A `depth` that is
-    known only at run time, an LLVM value, is not split.
+    `a` and `c` are lists of pointers to rows of floats; `b` is a pointer to a contiguous [depth, columns] matrix of
+    floats or of bfloat16, which is widened in registers. With few rows the depth is split over independent
+    accumulators, since one chain of additions waits for itself. A `depth` that is known only at run time, an LLVM
+    value, is not split.
     """
-    vector = ir.VectorType(_FLOAT, columns)
+    vector = ir.VectorType(FLOAT, columns)
     zero = ir.Constant(vector, [0.0] * columns)
-    fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{columns}f32"
-    )
-    index = ir.IntType(64)
+    fma, index = multiply_add(builder, vector), INDEX
     split = 1
     if isinstance(depth, int):
         split = next(n for n in (4, 2, 1) if depth % n == 0 and (n == 1 or n * rows * columns <= _REGISTERS))
@@ -63,10 +56,9 @@ def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bo
     with cgutils.for_range(builder, depth) as loop:
         for n in range(split):
             k = builder.add(builder.mul(loop.index, index(split)), index(n))
-            line = builder.bitcast(builder.gep(b, [builder.mul(k, index(columns))]), vector.as_pointer())
-            line = builder.load(line, align=4)
+            line = load_floats(builder, builder.gep(b, [builder.mul(k, index(columns))]), columns)
             for r in range(rows):
-                factor = _splat(builder, vector, builder.load(builder.gep(a[r], [k])))
+                factor = splat(builder, vector, builder.load(builder.gep(a[r], [k])))
                 builder.store(builder.call(fma, [factor, line, builder.load(sums[r][n])]), sums[r][n])
     for r in range(rows):
         total = builder.load(sums[r][0])
@@ -89,9 +81,7 @@ def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, 
     signature = types.void(*sizes, a, a_start, a_stride, b, b_start, c, c_start, c_stride)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def pointer(place: int) -> Any:
-            array = context.make_array(sig.args[place])(context, builder, args[place])
-            return builder.gep(array.data, [args[place + 1]])
+        pointer = functools.partial(element_pointer, context, builder, sig, args)
 
         def row(base: Any, stride: Any, r: int) -> Any:
             return builder.gep(base, [builder.mul(stride, stride.type(r))])
@@ -118,9 +108,7 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
     wide = columns.literal_value
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        def pointer(place: int) -> Any:
-            array = context.make_array(sig.args[place])(context, builder, args[place])
-            return builder.gep(array.data, [args[place + 1]])
+        pointer = functools.partial(element_pointer, context, builder, sig, args)
 
         _emit_tile(builder, 1, args[3], wide, True, [pointer(1)], pointer(4), [pointer(6)])
         return context.get_dummy_value()
@@ -130,21 +118,21 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
 
 @intrinsic(prefer_literal=True)
 def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
-    """Prefetch `count` (a compile-time constant) floats of an array from `start` on.
+    """Prefetch `count` (a compile-time constant) elements of an array from `start` on.
 
     Blocks lie scattered in memory, so the hardware can't predict the next one. The target is the second cache: the
     first can wait for few lines at a time.
     """
     if not isinstance(count, types.IntegerLiteral):
         return None
-    floats = count.literal_value
+    elements, per_line = count.literal_value, 64 * 8 // array.dtype.bitwidth
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        base = builder.gep(context.make_array(sig.args[1])(context, builder, args[1]).data, [args[2]])
+        base = element_pointer(context, builder, sig, args, 1)
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        for offset in range(0, floats, 16):
+        for offset in range(0, elements, per_line):
             line = builder.bitcast(builder.gep(base, [args[2].type(offset)]), byte)
             builder.call(fetch, [line, word(0), word(2), word(1)])
         return context.get_dummy_value()
@@ -202,8 +190,8 @@ def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
 
 
 _SIGNATURE = (
-    "void(float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], int32[:, :], int32[::1], int32[::1],"
-    " int32[::1], float32[:, ::1], float64, int64, boolean, float32[:, :, ::1])"
+    "void(real[:, :, :], real[:, :, :, ::1], real[:, :, :, ::1], int32[:, :], int32[::1], int32[::1], int32[::1],"
+    " float32[:, ::1], float64, int64, boolean, real[:, :, ::1])"
 )
 """Fixed, so that no layout of an argument compiles the kernel again during a run."""
 
@@ -219,7 +207,7 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
     rows = tokens * group
     size = head_size * block_size
 
-    @njit([_SIGNATURE], parallel=True, cache=True, error_model="numpy")
+    @njit_by_dtype(_SIGNATURE)
     def attend(  # type: ignore[no-untyped-def]
         q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out
     ):
@@ -240,7 +228,7 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
             unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # each row sees the keys between them
             for r in range(queries * group):
                 for d in range(head_size):
-                    x[r, d] = q[first + r // group, head * group + r % group, d] * np.float32(scale)
+                    x[r, d] = widened(q[first + r // group, head * group + r % group, d]) * np.float32(scale)
             for j in range(skipped, blocks):
                 ahead = table[min(j + _AHEAD, blocks - 1)]
                 _prefetch(size, keys, (ahead * kv_heads + head) * size)
@@ -269,7 +257,6 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
                     _add_row_product(head_size, scores, scores_at, seen, values, place, x, r * head_size)
             for r in range(queries * group):
                 for d in range(head_size):
-                    out[first + r // group, head * group + r % group, d] = x[r, d]
+                    out[first + r // group, head * group + r % group, d] = rounded(x[r, d], out)
 
-    compiled: Callable[..., None] = attend
-    return compiled
+    return attend

@@ -1,7 +1,8 @@
 """The greatest of many floats, in a form that LLVM turns into vector instructions."""
 
 import numpy as np
-from numba import njit
+
+from exegpt.kernels.numba_jit import njit
 
 _LEAST, _MOST = np.int32(-(2**31)), np.int32(2**31 - 1)
 _SIGN, _REST = np.int32(31), _MOST

@@ -5,6 +5,8 @@ import torch
 from numba import prange
 
 from exegpt.kernels import gpu_device
+from exegpt.kernels.bfloat16 import rounded, widened
+from exegpt.kernels.kernel_dtypes import njit_by_dtype
 from exegpt.kernels.kv_layout import keys_like_values
 from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.numba_threads import compiled
@@ -27,7 +29,7 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
     if not compiled(k):
         kv_write_reference(k, v, keys, values, slots)
         return
-    _kv_write(k.numpy(), v.numpy(), keys.numpy(), values.numpy(), slots.numpy())
+    _kv_write(k, v, keys, values, slots)
 
 
 def kv_write_reference(
@@ -47,18 +49,13 @@ def store_value(target, value):  # type: ignore[no-untyped-def]
     whole = True
     for d in range(len(value)):
         target[d] = value[d]
-        whole &= np.isfinite(value[d])
+        whole &= np.isfinite(widened(value[d]))
     if not whole:
         target[:] = 0
     return whole
 
 
-@njit(
-    ["void(float32[:, :, :], float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], int64[::1])"],
-    parallel=True,
-    cache=True,
-    error_model="numpy",
-)
+@njit_by_dtype("void(real[:, :, :], real[:, :, :], real[:, :, :, ::1], real[:, :, :, ::1], int64[::1])")
 def _kv_write(k, v, keys, values, slots):  # type: ignore[no-untyped-def]
     block_size = values.shape[2]
     for token in prange(len(slots)):
@@ -68,4 +65,4 @@ def _kv_write(k, v, keys, values, slots):  # type: ignore[no-untyped-def]
                 for d in range(k.shape[2]):
                     keys[block, head, d, place] = k[token, head, d]
             else:
-                keys[block, head, :, place] = np.float32(np.nan)
+                keys[block, head, :, place] = rounded(np.float32(np.nan), keys)

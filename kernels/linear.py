@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from exegpt.kernels.linear_cpu import panel_product, to_panels
+
 # Products are generated for each shape and kept; a model's shapes times the occurring rows are more than the default.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
 
@@ -25,16 +27,21 @@ def can_pack(dtype: torch.dtype) -> bool:
     ops = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):
         return False
-    if dtype == torch.bfloat16:
-        return bool(ops._is_mkldnn_bf16_supported())
+    if dtype == torch.bfloat16:  # the capability is also lowered by ATEN_CPU_CAPABILITY, to test one CPU on another
+        return bool(ops._is_mkldnn_bf16_supported()) and torch.backends.cpu.get_cpu_capability() != "AVX2"
     return dtype == torch.float32
+
+
+def can_widen(dtype: torch.dtype) -> bool:
+    """Return whether weights of `dtype` are widened in registers on this CPU: bfloat16 ones that can't be packed."""
+    return dtype == torch.bfloat16 and not can_pack(dtype)
 
 
 class PackedLinear:
     """A layer y = activation(x · Wᵀ + b), or y = x · Wᵀ + b + residual: 2.5 times as fast as `F.linear` in float32.
 
     `weight` is [outputs, inputs] and is not kept if it is packed; `bias` is [outputs]. `pack=False` uses the plain
-    product, as do devices and dtypes without a packed product.
+    product, as do devices and dtypes without a packed product. `packed` is by oneDNN, `widened` by `linear_cpu`.
     """
 
     def __init__(
@@ -47,8 +54,13 @@ class PackedLinear:
         self.outputs, self.inputs = weight.shape
         self.bias = bias
         self.activation = activation
-        self.packed = pack and weight.device.type == "cpu" and can_pack(weight.dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _BATCH_HINT) if self.packed else weight
+        on_cpu = pack and weight.device.type == "cpu"
+        self.packed, self.widened = on_cpu and can_pack(weight.dtype), on_cpu and can_widen(weight.dtype)
+        if self.packed:
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, _BATCH_HINT)
+        elif self.widened:
+            weight = to_panels(weight)
+        self.weight = weight
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply [rows, inputs] → [rows, outputs], and add `residual` [rows, outputs].
@@ -63,6 +75,8 @@ class PackedLinear:
             name, algorithm = _FUSED[self.activation]
             product: torch.Tensor = ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
             return product
+        if self.widened:
+            return panel_product(x, self.weight, self.outputs, self.bias, self.activation, residual)
         if residual is not None and self.bias is None:
             return residual.addmm_(
                 x, self.weight.t()

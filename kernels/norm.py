@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from numba import prange
 
 from exegpt.kernels import gpu_device
-from exegpt.kernels.numba_jit import njit
+from exegpt.kernels.bfloat16 import rounded, widened
+from exegpt.kernels.kernel_dtypes import njit_by_dtype
 from exegpt.kernels.numba_threads import compiled
 
 
@@ -19,7 +20,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     if not compiled(x):
         return rms_norm_reference(x, weight, epsilon)
     out = torch.empty_like(x)
-    _rms_norm(x.numpy(), weight.numpy(), epsilon, out.numpy())
+    _rms_norm(x, weight, epsilon, out)
     return out
 
 
@@ -50,19 +51,13 @@ def layer_norm_reference(
     return F.layer_norm(x if residual is None else residual.add_(x), weight.shape, weight, bias, epsilon)
 
 
-@njit(
-    ["void(float32[:, ::1], float32[::1], float64, float32[:, ::1])"],
-    parallel=True,
-    cache=True,
-    fastmath=True,
-    error_model="numpy",
-)
+@njit_by_dtype("void(real[:, ::1], real[::1], float64, real[:, ::1])", fastmath=True)
 def _rms_norm(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
     width = x.shape[1]
     for row in prange(len(x)):
         squares = np.float32(0)
         for i in range(width):
-            squares += x[row, i] * x[row, i]
+            squares += widened(x[row, i]) * widened(x[row, i])
         scale = np.float32(1 / np.sqrt(squares / width + epsilon))
         for i in range(width):
-            out[row, i] = x[row, i] * scale * weight[i]
+            out[row, i] = rounded(widened(x[row, i]) * scale * widened(weight[i]), out)

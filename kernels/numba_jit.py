@@ -14,8 +14,10 @@ def njit(*arguments: Any, **options: Any) -> Any:
     Such a cache is in a folder without write permission, on a full disk, or in an incomplete file. It is reported once
     on standard error.
     """
-    if len(arguments) == 1 and callable(arguments[0]) and not options:
-        return numba.njit(arguments[0])
+    # Without this option, a function takes over its first caller's, and may then assume that there are no NaNs.
+    options = {"fastmath": False, **options}
+    if len(arguments) == 1 and callable(arguments[0]):
+        return numba.njit(arguments[0], **options)
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:

@@ -20,8 +20,11 @@ def follow_torch() -> None:
 
 
 def compiled(x: torch.Tensor) -> bool:
-    """Return whether numba's kernels take this tensor (float32 on the CPU); also set numba's threads to torch's."""
-    if x.device.type != "cpu" or x.dtype != torch.float32:
+    """Return whether numba's kernels take this tensor: float32 or bfloat16, on the CPU.
+
+    If they do, also set numba's threads to torch's.
+    """
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
         return False
     follow_torch()
     return True

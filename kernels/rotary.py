@@ -5,8 +5,9 @@ import torch
 from numba import prange
 
 from exegpt.kernels import gpu_device
+from exegpt.kernels.bfloat16 import rounded, widened
+from exegpt.kernels.kernel_dtypes import njit_by_dtype
 from exegpt.kernels.kv_write import kv_write_reference, store_value
-from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.numba_threads import compiled
 
 
@@ -23,7 +24,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sine
     if not compiled(x):
         rotate_reference(x, positions, cosines, sines)
         return
-    _rotate(x.numpy(), positions.numpy(), cosines.numpy(), sines.numpy())
+    _rotate(x, positions, cosines, sines)
 
 
 def rotate_reference(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
@@ -57,8 +58,7 @@ def rotate_and_write(
     if not compiled(q):
         rotate_and_write_reference(q, k, v, positions, cosines, sines, keys, values, slots)
         return
-    arrays = (t.numpy() for t in (q, k, v, positions, cosines, sines, keys, values, slots))
-    _rotate_and_write(*arrays)
+    _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots)
 
 
 def rotate_and_write_reference(
@@ -78,33 +78,22 @@ def rotate_and_write_reference(
     kv_write_reference(k, v, keys, values, slots)
 
 
-@njit(
-    ["void(float32[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1])"],
-    parallel=True,
-    cache=True,
-    fastmath=True,
-    error_model="numpy",
-)
+@njit_by_dtype("void(real[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1])", fastmath=True)
 def _rotate(x, positions, cosines, sines):  # type: ignore[no-untyped-def]
     half = x.shape[2] // 2
     for token in prange(x.shape[0]):
         cos, sin = cosines[positions[token]], sines[positions[token]]
         for head in range(x.shape[1]):
             for d in range(half):
-                a, b = x[token, head, d], x[token, head, half + d]
-                x[token, head, d] = a * cos[d] - b * sin[d]
-                x[token, head, half + d] = b * cos[d] + a * sin[d]
+                a, b = widened(x[token, head, d]), widened(x[token, head, half + d])
+                x[token, head, d] = rounded(a * cos[d] - b * sin[d], x)
+                x[token, head, half + d] = rounded(b * cos[d] + a * sin[d], x)
 
 
-@njit(
-    [
-        "void(float32[:, :, :], float32[:, :, :], float32[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1],"
-        " float32[:, :, :, ::1], float32[:, :, :, ::1], int64[::1])"
-    ],
-    parallel=True,
-    cache=True,
+@njit_by_dtype(
+    "void(real[:, :, :], real[:, :, :], real[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1],"
+    " real[:, :, :, ::1], real[:, :, :, ::1], int64[::1])",
     fastmath=True,
-    error_model="numpy",
 )
 def _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots):  # type: ignore[no-untyped-def]
     half, block_size = q.shape[2] // 2, values.shape[2]
@@ -113,14 +102,14 @@ def _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots): 
         block, place = slots[token] // block_size, slots[token] % block_size
         for head in range(q.shape[1]):
             for d in range(half):
-                a, b = q[token, head, d], q[token, head, half + d]
-                q[token, head, d] = a * cos[d] - b * sin[d]
-                q[token, head, half + d] = b * cos[d] + a * sin[d]
+                a, b = widened(q[token, head, d]), widened(q[token, head, half + d])
+                q[token, head, d] = rounded(a * cos[d] - b * sin[d], q)
+                q[token, head, half + d] = rounded(b * cos[d] + a * sin[d], q)
         for head in range(k.shape[1]):
             if not store_value(values[block, head, place], v[token, head]):
-                keys[block, head, :, place] = np.float32(np.nan)
+                keys[block, head, :, place] = rounded(np.float32(np.nan), keys)
                 continue
             for d in range(half):
-                a, b = k[token, head, d], k[token, head, half + d]
-                keys[block, head, d, place] = a * cos[d] - b * sin[d]
-                keys[block, head, half + d, place] = b * cos[d] + a * sin[d]
+                a, b = widened(k[token, head, d]), widened(k[token, head, half + d])
+                keys[block, head, d, place] = rounded(a * cos[d] - b * sin[d], keys)
+                keys[block, head, half + d, place] = rounded(b * cos[d] + a * sin[d], keys)

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from numba import prange
 
 from exegpt.kernels import gpu_device
+from exegpt.kernels.bfloat16 import rounded, widened
 from exegpt.kernels.exponential import exp
-from exegpt.kernels.numba_jit import njit
+from exegpt.kernels.kernel_dtypes import njit_by_dtype
 from exegpt.kernels.numba_threads import compiled
 
 SLOPE, BEND = 2 * math.sqrt(2 / math.pi), 0.044715
@@ -47,22 +48,16 @@ def _gated(x: torch.Tensor, slope: float = 1.0, bend: float = 0.0) -> torch.Tens
         from exegpt.kernels.swiglu_gpu import gated_gpu
 
         return gated_gpu(x, slope, bend)
-    out = torch.empty(x.shape[0], x.shape[1] // 2)
-    _gate(x.numpy(), slope, bend, out.numpy())
+    out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype)
+    _gate(x, slope, bend, out)
     return out
 
 
-@njit(
-    ["void(float32[:, ::1], float32, float32, float32[:, ::1])"],
-    parallel=True,
-    cache=True,
-    fastmath=True,
-    error_model="numpy",
-)
+@njit_by_dtype("void(real[:, ::1], float32, float32, real[:, ::1])", fastmath=True)
 def _gate(x, slope, bend, out):  # type: ignore[no-untyped-def]
     width = out.shape[1]
     for row in prange(len(out)):
         for i in range(width):
-            gate = x[row, i]
+            gate = widened(x[row, i])
             inner = slope * (gate + bend * gate * gate * gate)
-            out[row, i] = gate / (np.float32(1) + exp(-inner)) * x[row, width + i]
+            out[row, i] = rounded(gate / (np.float32(1) + exp(-inner)) * widened(x[row, width + i]), out)

@@ -22,6 +22,8 @@ _GPU_MEMORY_FRACTION = 0.9
 _CPUINFO = Path("/proc/cpuinfo")
 _GENERATION = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
 """Fields that distinguish CPUs of one marketing name, such as "AMD EPYC": of x86, then of Arm."""
+_BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
+"""Flags of CPUs that multiply in bfloat16: of x86, then of Arm."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,24 @@ class Rates(Spec):
             raise InputError(f"The rates {self.flops_s} FLOP/s and {self.bandwidth_bytes_s} bytes/s must be positive.")
 
 
-def cpu_name() -> str:
-    """Return the CPU's name and generation, from the operating system."""
+def _cpu_facts() -> dict[str, str]:
+    """Return the operating system's facts of the first CPU; none if it isn't Linux."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
-        lines = []  # not Linux
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def computes_bf16() -> bool:
+    """Return whether this CPU has instructions for products in bfloat16."""
+    facts = _cpu_facts()
+    return not _BF16_FLAGS.isdisjoint(f"{facts.get('flags', '')} {facts.get('Features', '')}".split())
+
+
+def cpu_name() -> str:
+    """Return the CPU's name and generation, from the operating system."""
+    facts = _cpu_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
     generation = ", ".join(f"{key} {facts[key]}" for key in _GENERATION if key in facts)
     return f"{name} ({generation})" if generation else name

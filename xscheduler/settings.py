@@ -288,12 +288,27 @@ def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
     return f"{share}{', after the weights' if memory.of_rest else ''}, {whose}"
 
 
-def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
+def run_dtype(asked: str | None, given: Schedule | None, model: ModelSpec, device: str) -> str:
     """Return the dtype that a run on this machine computes in.
 
-    This is the requested dtype, else the given schedule's, else the device's usual dtype.
+    This is the requested dtype, else the given schedule's, else the device's usual dtype for the checkpoint.
     """
-    return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
+    if asked not in (None, "auto"):
+        return asked
+    return given.dtype if given else _local_dtype(model, device == "cpu")[0]
+
+
+def _local_dtype(model: ModelSpec, on_cpu: bool) -> tuple[str, str]:
+    """Return a checkpoint's default dtype on this machine's CPU or GPU, and the reason."""
+    from xprofiler.machine import computes_bf16
+
+    if not on_cpu:
+        return "bf16", "the default on this machine's GPU"
+    if model.dtype is None or BYTES[model.dtype] != 2:
+        return "fp32", "the default on CPUs for this checkpoint"
+    if computes_bf16():
+        return "bf16", f"because this CPU computes in it and the checkpoint is in {model.dtype}"
+    return "fp32", f"because this CPU does not compute in bf16, and the checkpoint is in {model.dtype}"
 
 
 def _known_dtype(text: str | None, option: str, known: tuple[str, ...]) -> str | None:
@@ -307,10 +322,10 @@ def _known_dtype(text: str | None, option: str, known: tuple[str, ...]) -> str |
 
 def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
     """Return a model's default dtype for serving, and the reason; on GPUs, it is the dtype of the checkpoint."""
+    if cluster.name.startswith("local"):
+        return _local_dtype(model, cluster.is_cpu)
     if cluster.is_cpu:
         return "fp32", "the default on CPUs"
-    if cluster.name.startswith("local"):
-        return "bf16", "the default on this machine's GPU"
     if model.dtype is None:
         return "fp16", "the default, because the checkpoint does not name its dtype"
     dtype, why = model.dtype, "the checkpoint's dtype"

@@ -28,10 +28,11 @@ from xrunner.comm.ranks import Ranks
 from xrunner.models import attention_planning
 from xrunner.models.create import create_model
 from xrunner.models.device import find_device
+from xrunner.models.weights import products_text
 from xscheduler.list_search import tune_list
 from xscheduler.search_problem import Limits
 from xscheduler.setting_search import frontier_bounds, ranked, search_schedule
-from xscheduler.settings import Setting, find_setting
+from xscheduler.settings import Setting, find_setting, run_dtype
 from xscheduler.spaces import POLICIES
 from xsimulator.replay.event_simulator import replay
 
@@ -89,10 +90,10 @@ def prepare(options: DemoOptions) -> Demo:
     parse_workload(workload, parse_columns(options.columns) if options.columns else None)  # before minutes of work
     options.directory.mkdir(parents=True, exist_ok=True)
     model = create_demo_model(options.directory, options.seed)
-    dtype = options.dtype or ("fp32" if device.type == "cpu" else "bf16")
     spec = ModelSpec.from_directory(model)
+    dtype = run_dtype(options.dtype, None, spec, device.type)
     attention, why = attention_planning.choose_attention(options.attention, spec, dtype, device)
-    output.notes(why)
+    output.notes((*why, *products_text(dtype, device.type == "cpu")))
     setting = _setting(model, workload, options.columns, device, dtype, attention)
     output.notes(setting.assumptions)
     frontier = search_frontier(setting)

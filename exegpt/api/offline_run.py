@@ -34,6 +34,7 @@ from xrunner.core.engine import Engine
 from xrunner.core.results import ResultFile, check_left
 from xrunner.models import attention_planning
 from xrunner.models.device import find_device
+from xrunner.models.weights import products_text
 from xrunner.threads import set_threads
 from xscheduler.ordering import check_known, request_hints
 from xscheduler.policy_names import policy_names
@@ -128,13 +129,14 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     check_known(options.order_choice, requests)
     for rejection in rejected:
         output.note(f"skipped: {rejection.reason}")
-    dtype = run_dtype(options.dtype, schedule, device.type)
+    dtype = run_dtype(options.dtype, schedule, spec, device.type)
     attention, notes = attention_planning.choose_attention(
         options.attention, find_model(options.directory), dtype, device
     )
     results = tuple(rejection.result for rejection in rejected)
     kernels = attention_planning.described(attention, device)
-    return RunInputs(schedule, tuple(requests), results, attention, kernels, tuple(notes))
+    notes = (*notes, *products_text(dtype, device.type == "cpu"))
+    return RunInputs(schedule, tuple(requests), results, attention, kernels, notes)
 
 
 def _given_schedule(options: RunOptions) -> Schedule | None:
@@ -145,7 +147,7 @@ def _given_schedule(options: RunOptions) -> Schedule | None:
     if options.schedule is None:
         return None
     schedule = read_schedule(options.schedule)
-    if options.dtype not in (None, schedule.dtype):
+    if options.dtype not in (None, "auto", schedule.dtype):
         raise InputError(
             f"The schedule is for {schedule.dtype}, and --dtype asks for {options.dtype}: tune with --dtype "
             f"{options.dtype}."
@@ -158,7 +160,7 @@ def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "tor
     given = inputs.schedule
     if options.profile is not None or options.no_profile or (given and ranks_needed(given) != ranks.size):
         return None
-    dtype = run_dtype(options.dtype, given, device.type)
+    dtype = run_dtype(options.dtype, given, find_model(options.directory), device.type)
     return measured_profile(Path(options.directory), dtype, ranks, device, inputs.attention)
 
 

@@ -10,7 +10,7 @@ from xcore.console import output
 from xcore.files import check_output
 from xcore.specs.profile import Profile
 from xrunner.threads import set_threads
-from xscheduler.settings import find_model
+from xscheduler.settings import find_model, run_dtype
 
 if TYPE_CHECKING:
     from xrunner.comm.ranks import Ranks
@@ -32,7 +32,7 @@ def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
     set_threads(ranks.threads(options.threads))
     kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]
     device, model, several = find_device(kind, ranks.local), options.measured_model, ranks.size > 1
-    dtype = options.dtype or ("fp32" if kind == "cpu" else "bf16")
+    dtype = run_dtype(options.dtype, None, find_model(model), kind)
     attention = _attention(options, dtype, ranks, kind)
     with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
         source = Path(model) if Path(model).is_dir() else find_model(model)
@@ -67,11 +67,12 @@ def _attention(options: ProfileOptions, dtype: str, ranks: "Ranks", kind: str) -
     """Return the attention kernels that all ranks measure; rank 0 prints why they were chosen."""
     from xrunner.models.attention_planning import choose_attention
     from xrunner.models.device import find_device
+    from xrunner.models.weights import products_text
 
     def choose() -> dict[str, str]:
         device = find_device(kind, ranks.local)
         attention, notes = choose_attention(options.attention, find_model(options.measured_model), dtype, device)
-        return {"attention": attention, "why": " ".join(notes)}
+        return {"attention": attention, "why": "; ".join((*notes, *products_text(dtype, kind == "cpu")))}
 
     attention, why = ranks.agree(choose).values()
     if why and ranks.rank == 0:

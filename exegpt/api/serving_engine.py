@@ -36,6 +36,7 @@ from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.models import attention_planning
 from xrunner.models.device import find_device
+from xrunner.models.weights import products_text
 from xrunner.rank.warm_up import Extent
 from xrunner.threads import set_threads
 from xscheduler.highest_goodput import highest_goodput, nearest_goodput
@@ -174,19 +175,19 @@ def _onward(engine: Engine, model: str, schedule: Schedule) -> tuple[Engine, Sch
 
 def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> EnginePlan:
     """Return the schedule to follow, with its profile: all ranks measure, the first one searches."""
-    asked = options.asked
+    asked, spec = options.asked, find_model(options.model)
 
     def first() -> tuple[Schedule | None, str]:
         directory = model_directory(options.model)
         given = read_schedule(asked.schedule) if asked.schedule else None
         if given:
             given.check_model(ModelSpec.from_directory(directory))
-        dtype = run_dtype(asked.dtype, given, device.type)
-        attention, _ = attention_planning.choose_attention(asked.attention, find_model(options.model), dtype, device)
+        dtype = run_dtype(asked.dtype, given, spec, device.type)
+        attention, _ = attention_planning.choose_attention(asked.attention, spec, dtype, device)
         return given, attention
 
     given, attention = ranks.share(first, Schedule)
-    dtype = run_dtype(asked.dtype, given, device.type)
+    dtype = run_dtype(asked.dtype, given, spec, device.type)
     say = partial(say_starting, options.socket)
     measured = measured_profile(Path(options.model), dtype, ranks, device, attention, say)
     say("searching a schedule")
@@ -229,7 +230,7 @@ def engine_setting(options: EngineOptions, measured: "ProfilingJob", given: Sche
         workload = parse_workload(asked.workload or "S", named, None, assumptions.append)
         workload, scaling = fit_context(workload, spec, asked.scale_to_context)
     profile = measured.profile
-    assumptions += [*scaling, profile_text(profile)]
+    assumptions += [*scaling, profile_text(profile), *products_text(profile.dtype, measured.cluster.is_cpu)]
     for assumption in assumptions:
         output.note(assumption)
     return Setting(spec, measured.cluster, workload, profile, profile.dtype, tuple(assumptions))

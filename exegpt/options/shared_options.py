@@ -22,7 +22,11 @@ PROFILES = option(
     "matches, else the roofline.",
     "-p",
 )
-RUN_DTYPE = option(None, "The dtype: fp32, bf16 or fp16. Default: fp32 on the CPU, bf16 on a GPU.")
+RUN_DTYPE = option(
+    None,
+    "The dtype: fp32, bf16, fp16 or auto. Default: auto: bf16 on a GPU, and for checkpoints of 16 bits on a CPU that "
+    "computes in bf16; else fp32.",
+)
 KV_DTYPE = option(None, "The dtype of keys and values. Default: that of --dtype; bf16 for weights of fewer bits.")
 COLUMNS = option(
     None,

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from exegpt.kernels import linear
 from exegpt.kernels.linear import PackedLinear, can_pack
 
 
@@ -34,6 +35,35 @@ def test_packing_is_chosen_where_it_exists():
     assert PackedLinear(torch.randn(8, 8)).packed == can_pack(torch.float32)
     assert not PackedLinear(torch.randn(8, 8), pack=False).packed
     assert not can_pack(torch.float64)
+
+
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (3, 17, 5), (13, 96, 64), (130, 33, 257)])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh"])
+def test_bfloat16_weights_that_are_widened_in_registers(monkeypatch, rows, outputs, inputs, activation):
+    """Sums are float32's, and the result is rounded once, whether this CPU needs that or not."""
+    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
+    x, w, b, r = (
+        torch.randn(*shape).bfloat16() for shape in ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
+    )
+    for bias in (None, b):
+        y = F.linear(x.double(), w.double(), None if bias is None else bias.double())
+        layer = PackedLinear(w, bias, activation)
+        assert layer.widened and not layer.packed and layer.weight.dtype == torch.bfloat16
+        expected = y.relu() if activation == "relu" else F.gelu(y, approximate="tanh") if activation else y
+        got = layer(x)
+        torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-6)
+        tail = expected.abs() < 1e-3  # GELU's is rounded in float32
+        assert ((got == expected.bfloat16()) | tail).double().mean() > 0.98
+        if activation is None:
+            assert (layer(x, residual=r.clone()) == (y + r).bfloat16()).double().mean() > 0.98
+
+
+def test_widened_weights_that_are_not_finite_reach_their_output_alone(monkeypatch):
+    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
+    w = torch.ones(20, 3).bfloat16()
+    w[2, 1], w[18, 0] = torch.nan, torch.inf
+    got = PackedLinear(w, activation="relu")(torch.ones(2, 3).bfloat16())
+    assert got[:, 2].isnan().all() and got[:, 18].isinf().all() and got.isfinite().sum() == 36
 
 
 def test_bfloat16():

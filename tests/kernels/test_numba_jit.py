@@ -2,8 +2,10 @@
 
 import ast
 import importlib.util
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import exegpt
@@ -62,6 +64,20 @@ def test_what_the_cache_is_not_to_blame_for_is_raised(load, tmp_path):
     (tmp_path / "doubling.py").write_text(SOURCE.replace("2 * number", "number.nothing"))
     with pytest.raises(Exception, match="nothing"):
         load()
+
+
+def test_a_function_does_not_take_over_its_callers_fast_arithmetic():
+    """Otherwise NaN is finite wherever the first caller assumes that there is none."""
+
+    @numba_jit.njit
+    def finite(x):
+        return np.isfinite(x)
+
+    @numba_jit.njit(fastmath=True)
+    def first_caller(x):
+        return finite(x)
+
+    assert not first_caller(math.nan) and not finite(math.nan)
 
 
 def test_all_cached_kernels_go_without_their_cache_where_they_must():

@@ -45,5 +45,6 @@ def test_openmp_settings_of_the_environment_hold(count):
 
 
 def test_other_dtypes_are_not_compiled():
-    assert compiled(torch.zeros(2)) and not compiled(torch.zeros(2, dtype=torch.bfloat16))
+    assert compiled(torch.zeros(2)) and compiled(torch.zeros(2, dtype=torch.bfloat16))
+    assert not compiled(torch.zeros(2, dtype=torch.float16)) and not compiled(torch.zeros(2, dtype=torch.int64))
     assert not compiled(torch.zeros(2, device="meta"))

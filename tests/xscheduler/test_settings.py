@@ -12,9 +12,10 @@ from xcore.requests.request_lists import read_for_model
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context
+from xprofiler import machine
 from xrunner.threads import set_threads
 from xscheduler.setting_search import search_schedule
-from xscheduler.settings import find_setting, threads_of_device
+from xscheduler.settings import find_setting, run_dtype, threads_of_device
 
 
 def test_fixed_lengths_up_to_the_context_stand_as_they_are():
@@ -177,3 +178,24 @@ def test_all_policies_are_searched_where_replicas_share_experts():
     assert {policy for policy, schedule in found.items() if schedule is None} == {"waa-c", "waa-m"}
     assert all("two devices for a replica" in each.reason for each in answer.alternatives if each.schedule is None)
     assert all(schedule.replicas == 8 for schedule in found.values() if schedule)
+
+
+@pytest.mark.parametrize(
+    ("flags", "checkpoint", "expected"),
+    [
+        ("flags\t\t: fpu avx512_bf16 avx2", "bf16", "bf16"),
+        ("Features\t: asimd bf16 i8mm", "fp16", "bf16"),
+        ("flags\t\t: fpu avx512f avx2", "bf16", "fp32"),
+        ("flags\t\t: amx_bf16 amx_tile", "fp32", "fp32"),
+        ("flags\t\t: amx_bf16 amx_tile", None, "fp32"),
+    ],
+)
+def test_a_run_on_a_cpu_follows_the_checkpoint_where_the_cpu_computes_in_bf16(
+    monkeypatch, tmp_path, flags, checkpoint, expected
+):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+    model = replace(builtin_model("opt-13b"), dtype=checkpoint)
+    assert run_dtype(None, None, model, "cpu") == run_dtype("auto", None, model, "cpu") == expected
+    assert run_dtype("fp16", None, model, "cpu") == "fp16"
+    assert run_dtype(None, None, model, "cuda") == "bf16"

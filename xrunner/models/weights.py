@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from exegpt.kernels.linear import can_widen
 from xcore.document import check_file, read_json
 from xcore.errors import InputError, refusing
 from xcore.specs.model import ModelSpec
@@ -26,6 +27,13 @@ def torch_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise InputError(f"Models can't run in dtype '{name}' here: use {' or '.join(DTYPES)}.")
     return DTYPES[name]
+
+
+def products_text(dtype: str, on_cpu: bool) -> tuple[str, ...]:
+    """Return a sentence on how products read weights in this dtype, if it isn't the usual way."""
+    if not on_cpu or not can_widen(torch_dtype(dtype)):
+        return ()
+    return ("products: bf16 weights are widened in registers, since this CPU has no bf16 products",)
 
 
 class Weights(Protocol):

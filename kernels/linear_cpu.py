@@ -1,0 +1,174 @@
+"""Products with bfloat16 weights on a CPU without instructions for them, compiled by numba.
+
+Weights stay in 16 bits in memory and are widened in registers, so that they are read in half of float32's time; the
+arithmetic is float32's. Weights lie in panels of 16 outputs. A tile of 6 rows by one panel is accumulated in 12
+registers of 8 floats, of the 16 that AVX2 has.
+"""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from llvmlite import ir
+from numba import prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from exegpt.kernels.bfloat16 import emit_rounded, rounded, widened
+from exegpt.kernels.exponential import exp
+from exegpt.kernels.kernel_dtypes import njit_by_dtype
+from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, load_floats, multiply_add, splat
+from exegpt.kernels.numba_jit import njit
+from exegpt.kernels.numba_threads import follow_torch
+from exegpt.kernels.swiglu import BEND, SLOPE
+
+_PANEL, _LANES = 16, 8
+_ROWS = 6
+_BLOCK = 96
+"""Rows that are multiplied by one panel after the other: they stay in the second cache."""
+_ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2}
+_SLOPE, _BEND = np.float32(SLOPE), np.float32(BEND)
+
+
+def to_panels(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [outputs, inputs] as [panels, inputs, 16]; missing outputs of the last panel are zeros."""
+    outputs, inputs = weight.shape
+    padded = F.pad(weight, (0, 0, 0, -outputs % _PANEL))
+    return padded.view(-1, _PANEL, inputs).transpose(1, 2).contiguous()
+
+
+def panel_product(
+    x: torch.Tensor,
+    panels: torch.Tensor,
+    outputs: int,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute activation(x · Wᵀ + bias) + residual in bfloat16, [rows, outputs], rounded once; see `PackedLinear`.
+
+    A residual is overwritten by the result.
+    """
+    follow_torch()
+    out = torch.empty(len(x), outputs, dtype=x.dtype) if residual is None else residual
+    bias = torch.empty(0, dtype=x.dtype) if bias is None else bias
+    _product(out, x.float().contiguous(), panels, bias, _ACTIVATIONS[activation], residual is not None)
+    return out
+
+
+@intrinsic(prefer_literal=True)
+def _tile(_, rows, x, x_start, inputs, panels, start, sums):  # type: ignore[no-untyped-def]
+    """Compute sums[r, n] = Σ_k x[x_start + r·inputs + k] · panels[start + 16·k + n]; starts count elements.
+
+    `rows` is a compile-time constant, x and `sums` [_ROWS, 16] are float32, `panels` is bfloat16.
+    """
+    if not isinstance(rows, types.IntegerLiteral):
+        return None
+    tall = rows.literal_value
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        vector, halves = ir.VectorType(FLOAT, _LANES), range(0, _PANEL, _LANES)
+        states, weights = (element_pointer(context, builder, sig, args, place) for place in (1, 4))
+        target = context.make_array(sig.args[6])(context, builder, args[6]).data
+        fma, zero = multiply_add(builder, vector), ir.Constant(vector, [0.0] * _LANES)
+        totals = [[cgutils.alloca_once_value(builder, zero) for _ in halves] for _ in range(tall)]
+        for total in itertools.chain(*totals):
+            builder.store(zero, total)
+        lines = [builder.gep(states, [builder.mul(args[3], INDEX(r))]) for r in range(tall)]
+        with cgutils.for_range(builder, args[3]) as loop:
+            at = builder.gep(weights, [builder.mul(loop.index, INDEX(_PANEL))])
+            loaded = [load_floats(builder, builder.gep(at, [INDEX(half)]), _LANES) for half in halves]
+            for line, row in zip(lines, totals, strict=True):
+                factor = splat(builder, vector, builder.load(builder.gep(line, [loop.index])))
+                for weight, total in zip(loaded, row, strict=True):
+                    builder.store(builder.call(fma, [factor, weight, builder.load(total)]), total)
+        for place, total in enumerate(itertools.chain(*totals)):
+            pointer = builder.gep(target, [INDEX(place * _LANES)])
+            builder.store(builder.load(total), builder.bitcast(pointer, vector.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(rows, x, x_start, inputs, panels, start, sums), codegen
+
+
+@njit(error_model="numpy")
+def _multiply(x, row, rows, panels, panel, sums):  # type: ignore[no-untyped-def]
+    """Multiply up to `_ROWS` rows of x, from `row` on, by a panel: write `sums`, and return the number of rows."""
+    inputs = x.shape[1]
+    first, start = row * inputs, panel * inputs * _PANEL
+    if rows >= _ROWS:
+        _tile(_ROWS, x, first, inputs, panels, start, sums)
+        return _ROWS
+    if rows >= 4:
+        _tile(4, x, first, inputs, panels, start, sums)
+        return 4
+    if rows >= 2:
+        _tile(2, x, first, inputs, panels, start, sums)
+        return 2
+    _tile(1, x, first, inputs, panels, start, sums)
+    return 1
+
+
+@intrinsic(prefer_literal=True)
+def _round(_, adds, sums, row, out, start):  # type: ignore[no-untyped-def]
+    """Write the 16 sums from element `row` on to out[start:] in bfloat16; if `adds`, a literal, plus what it holds."""
+    if not isinstance(adds, types.IntegerLiteral):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        sums, target = (element_pointer(context, builder, sig, args, place) for place in (1, 3))
+        for half in range(0, _PANEL, _LANES):
+            y = load_floats(builder, builder.gep(sums, [INDEX(half)]), _LANES)
+            pointer = builder.gep(target, [INDEX(half)])
+            if adds.literal_value:
+                y = builder.fadd(y, load_floats(builder, pointer, _LANES))
+            line = builder.bitcast(pointer, ir.VectorType(ir.IntType(16), _LANES).as_pointer())
+            builder.store(emit_rounded(builder, y, _LANES), line, align=2)
+        return context.get_dummy_value()
+
+    return types.void(adds, sums, row, out, start), codegen
+
+
+@njit(error_model="numpy")
+def _activate(sums, bias, first, activation):  # type: ignore[no-untyped-def]
+    """Add the bias to a row's sums, and apply the activation, in place."""
+    for n in range(min(_PANEL, len(bias) - first)):
+        sums[n] += widened(bias[first + n])
+    if activation == 1:
+        for n in range(_PANEL):
+            sums[n] = np.float32(0) if sums[n] < 0 else sums[n]
+    elif activation == 2:
+        for n in range(_PANEL):
+            y = sums[n]
+            sums[n] = y / (np.float32(1) + exp(-_SLOPE * (y + _BEND * y * y * y)))
+
+
+@njit(error_model="numpy")
+def _write(out, row, first, sums, r, adds):  # type: ignore[no-untyped-def]
+    """Write row r of the sums to out[row, first:], if `adds`, plus what it holds."""
+    outputs = out.shape[1]
+    if first + _PANEL > outputs:
+        for n in range(outputs - first):
+            y = sums[r, n] + widened(out[row, first + n]) if adds else sums[r, n]
+            out[row, first + n] = rounded(y, out)
+    elif adds:
+        _round(1, sums, r * _PANEL, out, row * outputs + first)
+    else:
+        _round(0, sums, r * _PANEL, out, row * outputs + first)
+
+
+@njit_by_dtype("void(real[:, ::1], float32[:, ::1], real[:, :, ::1], real[::1], int64, boolean)")
+def _product(out, x, panels, bias, activation, adds):  # type: ignore[no-untyped-def]
+    rows, count = len(x), len(panels)
+    for item in prange(count * (-(-rows // _BLOCK))):  # blocks outermost: threads share a block's panels
+        block, panel = item // count, item % count
+        sums = np.empty((_ROWS, _PANEL), np.float32)
+        row, end = block * _BLOCK, min((block + 1) * _BLOCK, rows)
+        while row < end:
+            done = _multiply(x, row, end - row, panels, panel, sums)
+            for r in range(done):
+                if activation or len(bias):
+                    _activate(sums[r], bias, panel * _PANEL, activation)
+                _write(out, row + r, panel * _PANEL, sums, r, adds)
+            row += done

@@ -1,0 +1,37 @@
+"""LLVM's vectors in kernels whose accumulators must stay in registers, which loops over arrays don't achieve."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from exegpt.kernels.bfloat16 import emit_widened
+
+FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
+
+
+def splat(builder: Any, vector: Any, value: Any) -> Any:
+    """Return a vector whose lanes all hold `value`."""
+    undefined = ir.Constant(vector, ir.Undefined)
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
+
+
+def load_floats(builder: Any, pointer: Any, count: int) -> Any:
+    """Return a vector of `count` floats, from a pointer to floats or to bfloat16, which is widened in registers."""
+    element = pointer.type.pointee
+    line = builder.bitcast(pointer, ir.VectorType(element, count).as_pointer())
+    loaded = builder.load(line, align=4 if element == FLOAT else 2)
+    return loaded if element == FLOAT else emit_widened(builder, loaded, count)
+
+
+def multiply_add(builder: Any, vector: Any) -> Any:
+    """Return LLVM's function (a, b, c) → a · b + c of vectors of floats."""
+    kind = ir.FunctionType(vector, [vector] * 3)
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{vector.count}f32")
+
+
+def element_pointer(context: Any, builder: Any, sig: Any, args: Any, place: int) -> Any:
+    """Return a pointer into an intrinsic's array argument, at the index that the next argument holds."""
+    array = context.make_array(sig.args[place])(context, builder, args[place])
+    return builder.gep(array.data, [args[place + 1]])
