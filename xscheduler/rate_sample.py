@@ -195,7 +195,7 @@ class Arrivals:
             RequestArrays(
                 *(times[p], self.inputs[p], self.outputs[p], flags[p]),
                 self.prefixes and self.prefixes.take(p),
-                None if self.warm is None else self.warm[p],
+                warm=None if self.warm is None else self.warm[p],
             )
             for p in followed
         )

@@ -1,6 +1,7 @@
 """The settings of `tune`: a model on a named cluster, or on a node of each device kind."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from exegpt.options.shared_options import SpeculationOptions
 from exegpt.options.tune import TuneOptions
@@ -12,7 +13,7 @@ from xcore.specs.device_sheets import KINDS
 from xcore.specs.price import Prices, device_price
 from xcore.specs.workload import Workload
 from xscheduler.drafts import Drafts
-from xscheduler.export import ENGINES
+from xscheduler.export import ENGINES, FORMS, Target
 from xscheduler.replica_layout import NODE
 from xscheduler.settings import Setting, find_setting, with_draft
 
@@ -66,6 +67,25 @@ def drafts_of(options: SpeculationOptions) -> Drafts | None:
     asked = options.draft_acceptance, options.num_speculative_tokens
     rate, tokens = (None if value is None else str(value) for value in asked)  # numbers in Python
     return Drafts.of(rate, tokens, options.draft_model, options.draft_layers)
+
+
+def caching_option(options: TuneOptions) -> str:
+    """Return the option that makes schedules cache prefixes, as typed."""
+    return f"--prefix-hit {options.prefix_hit:g}" if options.prefix_hit else "--prefix-caching"
+
+
+def target_of(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> Target | None:
+    """Return the target of an export; InputError if the engine is unknown or can't run the model."""
+    engine = exported_engine(options)
+    if engine is None:
+        if options.export_as or options.export_out:
+            name = "--export-as" if options.export_as else "--export-out"
+            raise InputError(f"{name} is about an exported engine: add --export, like --export vllm.")
+        return None
+    form = check_choice(options.export_as or "command", FORMS, "--export-as")
+    target = Target(engine, options.model if options.model and Path(options.model).is_dir() else None, form)
+    target.check(setting, policies, drafts=options.draft_acceptance is not None)
+    return target
 
 
 def check_devices(options: TuneOptions) -> None:

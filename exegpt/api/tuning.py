@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.api.reports import write_search_report
-from exegpt.api.tune_settings import check_devices, drafts_of, exported_engine, setting_on, settings_of_kinds
+from exegpt.api.tune_settings import caching_option, check_devices, drafts_of, setting_on, settings_of_kinds, target_of
 from exegpt.options.tune import TuneOptions
 from exegpt.options.values import profile_files
 from xcore import document
@@ -27,7 +26,7 @@ from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
 from xscheduler.drafts import DraftGain, Drafts, draft_gain, search_drafts
 from xscheduler.engine_settings import resident
-from xscheduler.export import FORMS, Export, Target
+from xscheduler.export import Export, Target
 from xscheduler.policy_names import policy_names
 from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
@@ -163,7 +162,7 @@ def read_problem(
         search = replace(search, policies=_policies_of_engine(options, settings[0], search.policies))
     else:
         settings = tuple(setting_on(options, cluster, workload) for cluster in clusters)
-    target = _target(options, settings[0], search.policies)
+    target = target_of(options, settings[0], search.policies)
     curve = _load_curve(options, len(bounds_s))
     rates_seq_s = tuple(parse_rate(part) for part in options.rate.split(",")) if options.rate else ()
     if curve:
@@ -209,25 +208,6 @@ def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOption
         policies = with_prefixes(policies, options.policy, caching_option(options))
     meaning = bound_meaning(options.bound, options.percentile)
     return SearchOptions(meaning, ttft_s, tpot_s, policies, method, options.tolerance, rules, fixed)
-
-
-def caching_option(options: TuneOptions) -> str:
-    """Return the option that makes schedules cache prefixes, as typed."""
-    return f"--prefix-hit {options.prefix_hit:g}" if options.prefix_hit else "--prefix-caching"
-
-
-def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> Target | None:
-    """Return the target of an export; InputError if the engine is unknown or can't run the model."""
-    engine = exported_engine(options)
-    if engine is None:
-        if options.export_as or options.export_out:
-            name = "--export-as" if options.export_as else "--export-out"
-            raise InputError(f"{name} is about an exported engine: add --export, like --export vllm.")
-        return None
-    form = check_choice(options.export_as or "command", FORMS, "--export-as")
-    target = Target(engine, options.model if options.model and Path(options.model).is_dir() else None, form)
-    target.check(setting, policies, drafts=options.draft_acceptance is not None)
-    return target
 
 
 def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:

@@ -71,7 +71,7 @@ def dealt(
             arrivals, inputs, outputs = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
             alike = prefixes.take(places) if prefixes else None
             taken = None if steps is None else steps[places]
-            yield places, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike, taken)
+            yield places, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike, steps=taken)
 
 
 @dataclass
