@@ -1,8 +1,8 @@
-"""Products with bfloat16 weights on a CPU without instructions for them, compiled by numba.
+"""Products in tiles on a CPU, compiled by numba: of bfloat16 weights without instructions for them, of float32 on AVX2.
 
-Weights stay in 16 bits in memory and are widened in registers, so that they are read in half of float32's time; the
-arithmetic is float32's. Weights lie in panels of 16 outputs. A tile of 6 rows by one panel is accumulated in 12
-registers of 8 floats, of the 16 that AVX2 has.
+Bfloat16 weights stay in 16 bits in memory and are widened in registers, so that they are read in half of float32's
+time; the arithmetic is float32's. Weights lie in panels of 16 outputs. A tile of 6 rows by one panel is accumulated in
+12 registers of 8 floats, of the 16 that AVX2 has. An output's sum doesn't depend on the number of rows.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def panel_product(
     activation: str | None,
     residual: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute activation(x · Wᵀ + bias) + residual in bfloat16, [rows, outputs], rounded once; see `PackedLinear`.
+    """Compute activation(x · Wᵀ + bias) + residual in x's dtype, [rows, outputs], rounded once; see `PackedLinear`.
 
     A residual is overwritten by the result.
     """
@@ -62,7 +62,7 @@ def panel_product(
 def _tile(_, rows, x, x_start, inputs, panels, start, sums):  # type: ignore[no-untyped-def]
     """Compute sums[r, n] = Σ_k x[x_start + r·inputs + k] · panels[start + 16·k + n]; starts count elements.
 
-    `rows` is a compile-time constant, x and `sums` [_ROWS, 16] are float32, `panels` is bfloat16.
+    `rows` is a compile-time constant, x and `sums` [_ROWS, 16] are float32, `panels` too or bfloat16.
     """
     if not isinstance(rows, types.IntegerLiteral):
         return None
@@ -112,7 +112,7 @@ def _multiply(x, row, rows, panels, panel, sums):  # type: ignore[no-untyped-def
 
 @intrinsic(prefer_literal=True)
 def _round(_, adds, sums, row, out, start):  # type: ignore[no-untyped-def]
-    """Write the 16 sums from element `row` on to out[start:] in bfloat16; if `adds`, a literal, plus what it holds."""
+    """Write the 16 sums from element `row` on to out[start:] in its dtype; if `adds`, a literal, plus what it holds."""
     if not isinstance(adds, types.IntegerLiteral):
         return None
 
@@ -123,8 +123,10 @@ def _round(_, adds, sums, row, out, start):  # type: ignore[no-untyped-def]
             pointer = builder.gep(target, [INDEX(half)])
             if adds.literal_value:
                 y = builder.fadd(y, load_floats(builder, pointer, _LANES))
-            line = builder.bitcast(pointer, ir.VectorType(ir.IntType(16), _LANES).as_pointer())
-            builder.store(emit_rounded(builder, y, _LANES), line, align=2)
+            element = pointer.type.pointee
+            line = builder.bitcast(pointer, ir.VectorType(element, _LANES).as_pointer())
+            own = element == FLOAT
+            builder.store(y if own else emit_rounded(builder, y, _LANES), line, align=4 if own else 2)
         return context.get_dummy_value()
 
     return types.void(adds, sums, row, out, start), codegen

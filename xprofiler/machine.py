@@ -118,7 +118,8 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
 
         gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda), "rows": "as of graphs"}
         return provenance() | gpu | {"attention": str(described(attention, device))}
-    return {
+    tiled = {"products": "in tiles"} if torch.backends.cpu.get_cpu_capability() == "AVX2" else {}  # kernels/linear.py
+    return tiled | {
         "processor": cpu_name(),
         "cores": str(usable_cpus()),
         "threads": str(torch.get_num_threads()),

@@ -5,13 +5,15 @@ import torch
 import torch.nn.functional as F
 
 from exegpt.kernels import linear
-from exegpt.kernels.linear import PackedLinear, can_pack
+from exegpt.kernels.linear import PackedLinear, can_pack, can_tile
 
 
-@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("way", ["packed", "tiled", "plain"])
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (3, 17, 5), (64, 96, 64), (130, 33, 257)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_product(pack, rows, outputs, inputs, bias):
+def test_product(monkeypatch, way, rows, outputs, inputs, bias):
+    monkeypatch.setattr(linear, "can_tile", lambda dtype: way == "tiled")
+    pack = way != "plain"
     g = torch.Generator().manual_seed(0)
     x, w, r = (torch.randn(*shape, generator=g) for shape in ((rows, inputs), (outputs, inputs), (rows, outputs)))
     b = torch.randn(outputs, generator=g) if bias else None
@@ -32,7 +34,9 @@ def test_the_plain_product_adds_to_the_residual_in_place(bias):
 
 
 def test_packing_is_chosen_where_it_exists():
-    assert PackedLinear(torch.randn(8, 8)).packed == can_pack(torch.float32)
+    layer = PackedLinear(torch.randn(8, 8))
+    assert layer.tiled == can_tile(torch.float32)
+    assert layer.packed == (can_pack(torch.float32) and not layer.tiled)
     assert not PackedLinear(torch.randn(8, 8), pack=False).packed
     assert not can_pack(torch.float64)
 
@@ -48,7 +52,7 @@ def test_bfloat16_weights_that_are_widened_in_registers(monkeypatch, rows, outpu
     for bias in (None, b):
         y = F.linear(x.double(), w.double(), None if bias is None else bias.double())
         layer = PackedLinear(w, bias, activation)
-        assert layer.widened and not layer.packed and layer.weight.dtype == torch.bfloat16
+        assert layer.tiled and not layer.packed and layer.weight.dtype == torch.bfloat16
         expected = y.relu() if activation == "relu" else F.gelu(y, approximate="tanh") if activation else y
         got = layer(x)
         torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-6)
@@ -56,6 +60,13 @@ def test_bfloat16_weights_that_are_widened_in_registers(monkeypatch, rows, outpu
         assert ((got == expected.bfloat16()) | tail).double().mean() > 0.98
         if activation is None:
             assert (layer(x, residual=r.clone()) == (y + r).bfloat16()).double().mean() > 0.98
+
+
+def test_a_tiled_output_does_not_depend_on_the_other_rows(monkeypatch):
+    monkeypatch.setattr(linear, "can_tile", lambda dtype: True)
+    layer, x = PackedLinear(torch.randn(50, 70)), torch.randn(13, 70)
+    whole = layer(x)
+    assert all(torch.equal(layer(x[row : row + 1])[0], whole[row]) for row in range(13))
 
 
 def test_widened_weights_that_are_not_finite_reach_their_output_alone(monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from exegpt.kernels.linear import can_widen
+from exegpt.kernels.linear import can_tile
 from xcore.document import check_file, read_json
 from xcore.errors import InputError, refusing
 from xcore.specs.model import ModelSpec
@@ -31,7 +31,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def products_text(dtype: str, on_cpu: bool) -> tuple[str, ...]:
     """Return a sentence on how products read weights in this dtype, if it isn't the usual way."""
-    if not on_cpu or not can_widen(torch_dtype(dtype)):
+    kind = torch_dtype(dtype)
+    if not on_cpu or kind != torch.bfloat16 or not can_tile(kind):
         return ()
     return ("products: bf16 weights are widened in registers, since this CPU has no bf16 products",)
 
