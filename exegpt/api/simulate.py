@@ -174,7 +174,7 @@ def _of_engine(
         one_by_one=options.one_by_one,
     )
     if options.prefix_hit:
-        check_prefix_caching(settings.policy or "chunked", setting.model, f"--prefix-hit {options.prefix_hit:g}")
+        check_prefix_caching(settings.policy, setting.model, f"--prefix-hit {options.prefix_hit:g}")
         setting = setting.with_prefix_hit(options.prefix_hit)
     if drafts := drafts_of(options):
         setting = with_draft(replace(setting, speculation=drafts.at(drafts.only)), drafts.draft)

@@ -34,7 +34,7 @@ Reschedule = Callable[[Workload, Schedule], Schedule | None]
 
 OF_ONE_ENGINE = (
     *("policy", "stages", "replicas", "dtype", "kv_dtype"),
-    *("block_size", "admission", "prefix_caching"),
+    *("block_size", "admission", "prefix_caching", "speculation"),
 )
 """Fields of a schedule that are fixed when an engine is made."""
 
