@@ -52,9 +52,14 @@ def panel_product(
     A residual is overwritten by the result.
     """
     follow_torch()
-    out = torch.empty(len(x), outputs, dtype=x.dtype) if residual is None else residual
+    states = x.float().contiguous()
+    if residual is None:
+        out = torch.empty(len(x), outputs, dtype=x.dtype)
+    else:
+        out = residual.to(x.dtype).contiguous()
+        states = states.clone() if states.data_ptr() == out.data_ptr() else states  # tiles write while others read
     bias = torch.empty(0, dtype=x.dtype) if bias is None else bias
-    _product(out, x.float().contiguous(), panels, bias, _ACTIVATIONS[activation], residual is not None)
+    _product(out, states, panels, bias, _ACTIVATIONS[activation], residual is not None)
     return out
 
 

@@ -23,12 +23,12 @@ def parse_duration(text: str) -> float | None:
     return seconds
 
 
-def parse_delay(text: str, option: str) -> float:
-    """Return the seconds in `text`, zero included. Raises InputError for all but a duration of up to a minute."""
+def parse_delay(text: str, option: str, most_s: float = 60.0) -> float:
+    """Return the seconds in `text`, zero included. Raises InputError for all but a duration of up to `most_s`."""
     match = _FORM.fullmatch(text.strip().lower())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
-    if seconds > 60:
-        raise InputError(f"{option} {text} is not a delay: write a number and a unit, between 0ms and 60s.")
+    if seconds > most_s:
+        raise InputError(f"{option} {text} is not a delay: write a number and a unit, between 0ms and {most_s:.0f}s.")
     return seconds
 
 

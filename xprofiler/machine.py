@@ -116,8 +116,10 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
     if device and device.type == "cuda":
         from xrunner.models.attention_planning import described
 
-        gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda), "rows": "as of graphs"}
-        return provenance() | gpu | {"attention": str(described(attention, device))}
+        gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+        rows = {"rows": "as of graphs"} if attention == "triton" else {}
+        host = {name: fact for name, fact in provenance().items() if name != "products"}  # the CPU computes none
+        return host | gpu | rows | {"attention": str(described(attention, device))}
     tiled = {"products": "in tiles"} if torch.backends.cpu.get_cpu_capability() == "AVX2" else {}  # kernels/linear.py
     return tiled | {
         "processor": cpu_name(),

@@ -83,7 +83,13 @@ class Drafts:
 def _lengths(tokens: str | None, acceptance: Acceptance) -> tuple[int, ...]:
     """Return the numbers of draft tokens that an option names: one, or all known ones up to `MOST_SEARCHED`."""
     if tokens in (None, "auto"):
-        return (0, *(n for n in sorted(acceptance.by_length) if n <= MOST_SEARCHED))
+        searched = [n for n in sorted(acceptance.by_length) if n <= MOST_SEARCHED]
+        if not searched:
+            raise InputError(
+                f"--draft-acceptance is known for {min(acceptance.by_length)} draft tokens or more, but at most "
+                f"{MOST_SEARCHED} are searched: pass --num-speculative-tokens, like {min(acceptance.by_length)}."
+            )
+        return (0, *searched)
     if not tokens or not tokens.isdecimal() or int(tokens) > MOST_DRAFTED:
         raise InputError(f"--num-speculative-tokens {tokens}: use a number up to {MOST_DRAFTED}, or auto.")
     if int(tokens):
@@ -161,7 +167,8 @@ class DraftGain:
 
 def draft_gain(schedule: Schedule, profile: Profile, drafts: Drafts) -> DraftGain:
     """Return the gain of drafting on a schedule's stages: decoding alone, without prompts."""
-    lengths = [n for n in drafts.lengths if n] or [n for n in drafts.acceptance.by_length if n <= MOST_SEARCHED]
+    known = list(drafts.acceptance.by_length)
+    lengths = [n for n in drafts.lengths if n] or [n for n in known if n <= MOST_SEARCHED] or known
     plain = _Decoding.of(schedule, profile, None)
     drafting = {n: _Decoding.of(schedule, profile, drafts.at(n)) for n in lengths}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.options.simulate import SimulateOptions
-from xcore.duration import duration_text, parse_duration
+from xcore.duration import duration_text, parse_delay
 from xcore.errors import InputError
 from xcore.quantity import figure_text
 from xcore.specs.request_times import percentiles
@@ -19,6 +19,9 @@ from xscheduler.application_runs import Labels, run_of
 if TYPE_CHECKING:
     from xsimulator.replay.closed_loop import ClosedLoop, Sessions
 
+_LONGEST_PAUSE_S = 86_400.0
+_MOST_TURNS = 2_000_000
+"""Turns of all agents that are drawn at most."""
 _LEAST_REQUESTS, _REQUESTS_PER_AGENT, _SESSIONS_PER_AGENT = 1000, 10, 2
 """Least requests to draw: in all, and of each agent; least sessions of each agent."""
 
@@ -31,6 +34,13 @@ def check_closed_loop(options: SimulateOptions) -> None:
             if value is not None:
                 raise InputError(f"{name} {value} is about sessions in a closed loop: add --agents, like --agents 200.")
         return
+    _pause_s(options)
+    turns = 1 if options.turns is None else options.turns
+    if min(options.agents, turns) < 1 or options.agents * turns > _MOST_TURNS:
+        raise InputError(
+            f"--agents {options.agents} with --turns {turns}: both must be at least 1, and their product at most "
+            f"{_MOST_TURNS:,}."
+        )
     if options.rate or options.timeline:
         other = f"--rate {options.rate}" if options.rate else f"--timeline '{options.timeline}'"
         raise InputError(
@@ -52,7 +62,12 @@ def check_closed_loop(options: SimulateOptions) -> None:
 def drawn_turns(schedule: Schedule, options: SimulateOptions) -> Workload:
     """Return the turns of sessions drawn from the schedule's workload."""
     assert options.agents, "a closed loop has agents"
-    turns, agents = options.turns or 1, options.agents
+    turns, agents, share = options.turns or 1, options.agents, schedule.workload.prefix_hit
+    if turns > 1 and share:
+        raise InputError(
+            f"--turns {turns} says what prompts find in the cache, but the schedule was made for a share of "
+            f"{share:.0%}: leave --turns out, or tune without --prefix-hit."
+        )
     requests = max(_LEAST_REQUESTS, _REQUESTS_PER_AGENT * agents)
     count = max(-(-requests // turns), _SESSIONS_PER_AGENT * agents)
     rows = drawn_sessions(schedule.workload, count, turns, options.seed, schedule.model.spec.longest_request)
@@ -73,7 +88,7 @@ class AgentTurns:
 
         assert options.agents, "a closed loop has agents"
         turns = sessions_of(requests, [run_of(own) for own in labels])
-        usual_s = (options.tool_time and parse_duration(options.tool_time)) or 0.0
+        usual_s = _pause_s(options)
         firsts = {own[0] for own in turns}
         pauses_s = tuple(own.get(AFTER, 0.0 if place in firsts else usual_s) for place, own in enumerate(labels))
         sessions = Sessions(turns, pauses_s, options.agents)
@@ -91,6 +106,11 @@ def _notes(options: SimulateOptions, sessions: "Sessions", labels: Sequence[Labe
     if not any(AFTER in own for own in labels):
         notes.append(f"closed loop: {_pause_text(options)} lie between the end of a turn and the next turn")
     return notes
+
+
+def _pause_s(options: SimulateOptions) -> float:
+    """Return --tool-time in seconds; 0 without it."""
+    return parse_delay(options.tool_time, "--tool-time", _LONGEST_PAUSE_S) if options.tool_time else 0.0
 
 
 def _pause_text(options: SimulateOptions) -> str:

@@ -147,6 +147,9 @@ def simulate(
     known = SimulateOptions.__dataclass_fields__.keys() - {"plan", "plugin", "json", "threads"}
     _check_names(settings, (*known, *names), "simulate")
     more = {name: settings.pop(name) for name in names if name in settings and name not in known}
+    settings |= {
+        name: _text(settings[name], unit) for name, unit in (("tool_time", "s"), ("rate", "/s")) if name in settings
+    }
     options = SimulateOptions(
         model=model,
         cluster=cluster,

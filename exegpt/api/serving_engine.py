@@ -1,5 +1,6 @@
 """The engine of a server, on each of its ranks: it searches a schedule if none is given, and serves the frontend."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -120,6 +121,7 @@ class Link:
 
         The leader returns that schedule; otherwise the result is None.
         """
+        gc.collect()  # an engine before this one: what is frozen isn't freed
         with frozen_heap():
             if not engine.leads:
                 engine.serve()

@@ -194,6 +194,7 @@ def _of_file(
     names = (
         *("model", "cluster", "workload", "prefix_hit", "dtype", "kv_dtype", "memory_fraction"),
         *("expert_parallel", "attention_dp"),
+        *("draft_acceptance", "num_speculative_tokens", "draft_model", "draft_layers"),
     )
     others = {name: getattr(options, name) or None for name in names}
     for name, value in (settings.given | others).items():
@@ -203,11 +204,6 @@ def _of_file(
     schedule = read_schedule(path)
     share = schedule.workload.prefix_hit
     assumed = (hit_text(share),) if share else ()
-    if options.draft_acceptance:
-        raise InputError(
-            f"The schedule file determines --draft-acceptance: leave --draft-acceptance {options.draft_acceptance} or "
-            "--schedule out."
-        )
     named = only_profile(options.profile)
     stock = named in (None, "roofline") and options.engine is None and options.front_end is None
     roofline = rooflines.found_on(schedule) if stock else None
@@ -278,7 +274,10 @@ def _requests(schedule: Schedule, options: SimulateOptions, notes: list[str]) ->
         rows = with_poisson_arrivals(rows, rate, options.seed)
         notes.append(f"arrivals: Poisson at {figure_text(rate, 6)}/s, {len(rows):,} requests")
     workload = Workload.from_requests(name, rows)
-    return with_prefix_hit(workload, options.prefix_hit) if options.replay and options.prefix_hit else workload
+    share = options.prefix_hit
+    if not share and not any(row.identity for row in rows):  # the schedule's share holds where the trace says nothing
+        share = schedule.workload.prefix_hit
+    return with_prefix_hit(workload, share) if options.replay and share else workload
 
 
 def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:

@@ -228,7 +228,9 @@ def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     schedules = [schedule for answer in reversed(answers) if (schedule := written(problem, answer.tuned))]
     exports = [answer.export for answer in reversed(answers) if answer.export]
     _write_export(problem, exports[0] if exports else None)
-    _write(problem, setting, schedules[0] if schedules else None, tuned, answers[-1].advice)
+    best = schedules[0] if schedules else None
+    reported = replace(setting, speculation=best.speculation) if best else setting
+    _write(problem, reported, best, tuned, answers[-1].advice)
     return answers
 
 

@@ -69,6 +69,15 @@ def test_a_tiled_output_does_not_depend_on_the_other_rows(monkeypatch):
     assert all(torch.equal(layer(x[row : row + 1])[0], whole[row]) for row in range(13))
 
 
+def test_a_tiled_product_adds_to_its_own_input_and_to_a_residual_with_gaps(monkeypatch):
+    monkeypatch.setattr(linear, "can_tile", lambda dtype: True)
+    w, x, wide = torch.randn(40, 40), torch.randn(9, 40), torch.randn(9, 80)
+    layer, y = PackedLinear(w), F.linear(x, w)
+    torch.testing.assert_close(layer(x, residual=wide[:, ::2]), y + wide[:, ::2], atol=1e-4, rtol=1e-5)
+    expected = x + y
+    torch.testing.assert_close(layer(x, residual=x), expected, atol=1e-4, rtol=1e-5)
+
+
 def test_widened_weights_that_are_not_finite_reach_their_output_alone(monkeypatch):
     monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
     w = torch.ones(20, 3).bfloat16()

@@ -30,7 +30,7 @@ Feed = Callable[[DeviceBatch, torch.Tensor], object]
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, *range(96, 256, 32), *range(256, 1024, 64), *range(1024, 2049, 128))
 """Numbers of sequences for which there are decoding graphs."""
-ROWS = tuple(size for size in SIZES if size in (16, 32) or size % 64 == 0)
+ROWS = tuple(size for size in SIZES if size >= 16)
 """Numbers of rows for which there are graphs of batches with prompts."""
 _PROMPTS, _ROWS_OF_A_PROMPT = 32, 16
 """Prompts of a graph at most, or one for so many rows if these are more: each of them adds programs of attention, which

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from exegpt.api.library import simulate
+from xcore.errors import InputError
+
 ENGINE = ("simulate", "-m", "opt-1.3b", "-c", "1xA40", "--max-num-seqs", 8, "--prefix-caching", "--admission", "grow")
 
 
@@ -49,8 +52,18 @@ def test_drawn_sessions_keep_all_agents_busy(exegpt):
         (("--agents", 4, "--rate", "3/s"), "--rate 3/s needs requests with fixed arrivals"),
         (("--agents", 4, "--timeline", "t.json"), "--timeline 't.json' needs requests"),
         (("--agents", 4, "--replay", "t.csv", "--turns", 2), "--turns 2 is for sessions that are drawn"),
+        (("--agents", 4, "--tool-time", "inf"), "--tool-time inf is not a delay"),
+        (("--agents", 90_000, "--turns", 900), "their product at most 2,000,000"),
     ],
 )
 def test_what_contradicts_a_closed_loop_is_refused(exegpt, options, message):
     done = exegpt(*ENGINE, "-w", "60/20", *options)
     assert done.code == 2 and message in done.err
+
+
+def test_python_refuses_what_the_command_does():
+    where = {"max_num_seqs": 8}
+    for wrong in ({"agents": 0}, {"agents": -3}, {"agents": 2, "turns": 0}):
+        with pytest.raises(InputError, match="must be at least 1"):
+            simulate("opt-1.3b", "1xA40", "60/20", **where, **wrong)
+    assert simulate("opt-1.3b", "1xA40", "60/20", **where, agents=2, tool_time=0.5).facts["agents"] == 2

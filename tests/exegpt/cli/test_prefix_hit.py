@@ -36,6 +36,11 @@ def test_a_search_is_as_good_as_an_exhaustive_one_and_its_answer_as_its_replay(e
     assert not any("ignores prefix caching" in text for text in again.json["assumptions"])
     assert any(text.startswith("prefix hit: 70% of the prompts' tokens") for text in again.json["assumptions"])
     assert "70% of the prompts cached" in " ".join(exegpt("show", out).out.split())
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,input,output\n0,900,10\n9,900,10\n18,900,10\n")
+    assert exegpt("simulate", "--schedule", out, "--replay", trace, "--json").json["cached_share"] > 0.4
+    turns = exegpt("simulate", "--schedule", out, "--agents", 5, "--turns", 4)
+    assert turns.code == 2 and "the schedule was made for a share of 70%" in turns.err
     refused = exegpt("simulate", "--schedule", out, "--prefix-hit", 0.5)
     assert refused.code == 2 and "The schedule file determines --prefix-hit: leave --prefix-hit 0.5" in refused.err
 

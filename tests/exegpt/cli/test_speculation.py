@@ -18,6 +18,8 @@ def test_a_schedule_keeps_its_drafts_and_is_predicted_and_replayed_alike(exegpt,
     again = exegpt("simulate", "--schedule", file, "--json").json
     assert again["throughput_tok_s"] == pytest.approx(estimate["throughput_tok_s"], rel=1e-9)
     assert again["speculation"]["tokens_per_step"] == pytest.approx(2.4)
+    with_more = exegpt("simulate", "--schedule", file, "--num-speculative-tokens", 3)
+    check_refused(with_more, "The schedule file determines --num-speculative-tokens")
     shown = exegpt("show", file)
     assert shown.code == 0 and "draft_tokens=2" in shown.out
     replayed = exegpt("simulate", "--schedule", file, "--rate", "4/s")
@@ -37,7 +39,11 @@ def test_the_exported_command_is_simulated_as_predicted(exegpt):
     check_refused(exegpt("simulate", "--command", answer["export"], *where), "needs the acceptance of draft tokens")
 
 
-def test_what_cannot_be_asked_is_refused(exegpt):
+def test_what_cannot_be_asked_is_refused(exegpt, tmp_path):
     check_refused(exegpt(*TUNE, "--num-speculative-tokens", 3), "needs the acceptance of draft tokens")
     check_refused(exegpt(*TUNE, "--draft-acceptance", 0.7, "--rate", "5/s"), "searched only by tune without a rate")
     check_refused(exegpt(*TUNE, "--draft-acceptance", "missing.yaml"), "no acceptance file")
+    far = tmp_path / "far.yaml"
+    far.write_text("m: {12: 4.0, 16: 4.5}")
+    check_refused(exegpt(*TUNE, "--draft-acceptance", far), "pass --num-speculative-tokens, like 12")
+    assert exegpt(*TUNE, "--draft-acceptance", far, "--num-speculative-tokens", 0, "--json").code == 0

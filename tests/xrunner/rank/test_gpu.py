@@ -180,8 +180,8 @@ def test_graphs_are_made_anew_for_longer_sequences(models):
     for lengths, output, begun in (
         ([(5, 4)] * 2, 6, 1),
         ([(5, 4)], 6, 1),
-        ([(60, 4)] * 2, 18, 2),
-        ([(5, 4)] * 2, 18, 2),
+        ([(60, 4)] * 2, 24, 2),
+        ([(5, 4)] * 2, 24, 2),
     ):
         before = gpu.replayed
         expected = run(model, plan, requests(lengths))[0]
