@@ -62,7 +62,7 @@ def test_a_layers_partial_sums_add_up(directories, arch):
     attended = torch.randn(5, 4, 16, generator=generator)
 
     def projected(model, heads):
-        partial = model.layers[1].shard.once(x)
+        partial = model.layers[1].shard.once(x.clone())  # it may be overwritten
         return model.layers[1].output(attended[:, heads].flatten(1), residual=partial)
 
     with torch.inference_mode():
