@@ -1,4 +1,4 @@
-"""What the Python versions of compiled modules share: checks of arrays, and interpolation between a grid's points."""
+"""Checks of arrays and interpolation on a grid, for the Python versions of compiled modules."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def arrays_of(arrays: Sequence[Array], kind: type[np.generic] = np.float64) -> None:
+def check_arrays(arrays: Sequence[Array], kind: type[np.generic] = np.float64) -> None:
     """Raise TypeError or BufferError unless all are contiguous arrays of this kind."""
     for array in arrays:
         if not isinstance(array, np.ndarray) or array.dtype != kind:
@@ -17,7 +17,7 @@ def arrays_of(arrays: Sequence[Array], kind: type[np.generic] = np.float64) -> N
             raise BufferError("expected a contiguous array")
 
 
-def fit(condition: bool) -> None:
+def check_sizes(condition: bool) -> None:
     """Raise ValueError unless the sizes of arrays fit together."""
     if not condition:
         raise ValueError("sizes don't fit together")
@@ -54,5 +54,5 @@ def lerp(below: Array, above: Array, fraction: Array) -> Array:
 
 
 def positive(values: Array) -> Array:
-    """Return the values, 0 for those that are not above it."""
+    """Return the values, with 0 for negative ones and NaN."""
     return np.where(values > 0.0, values, 0.0)

@@ -6,15 +6,15 @@ The arithmetic is the same, so that results are equal to the last digit. See int
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.grid_arrays import arrays_of, bilerp, cells, fit, lerp, positive
+from xcore.grid_arrays import bilerp, cells, check_arrays, check_sizes, lerp, positive
 
 Array = NDArray[np.float64]
 
 
 def linear(points: Array, values: Array, x: Array, out: Array) -> None:
     """Write the values over one axis at `x` to `out`, which has as many elements."""
-    arrays_of((points, values, x, out))
-    fit(0 < points.size == values.size and x.size == out.size and out.flags.writeable)
+    check_arrays((points, values, x, out))
+    check_sizes(0 < points.size == values.size and x.size == out.size and out.flags.writeable)
     below, above, fraction = cells(points, x.ravel())
     out.ravel()[:] = positive(lerp(values[below], values[above], fraction))
 
@@ -28,8 +28,10 @@ def linear_at(points: Array, values: Array, x: float) -> float:
 
 def bilinear(rows: Array, columns: Array, values: Array, x: Array, y: Array, out: Array) -> None:
     """Write `values` [rows, columns] at `x` along the rows and `y` along the columns to `out` of as many elements."""
-    arrays_of((rows, columns, values, x, y, out))
-    fit(rows.size > 0 < columns.size and values.size == rows.size * columns.size and x.size == y.size == out.size)
+    check_arrays((rows, columns, values, x, y, out))
+    check_sizes(
+        rows.size > 0 < columns.size and values.size == rows.size * columns.size and x.size == y.size == out.size
+    )
     out.ravel()[:] = bilerp(values, rows, columns, x.ravel(), y.ravel())
 
 

@@ -1,4 +1,4 @@
-"""Drafts: what a search may draft, the best number of draft tokens, and the batches at which drafting pays."""
+"""Drafts: the search for the best number of draft tokens, and the batches at which drafting pays."""
 
 import math
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ _USUAL = 3
 
 @dataclass(frozen=True)
 class Drafts:
-    """What may be drafted in each decode iteration."""
+    """The numbers of draft tokens to try, their acceptance, and the draft model or layers."""
 
     acceptance: Acceptance
     lengths: tuple[int, ...]
@@ -56,7 +56,7 @@ class Drafts:
             return None
         if draft_model is not None and layers is not None:
             raise InputError(
-                f"--draft-model and --draft-layers {layers:g} both say what drafts: leave one of them out."
+                f"--draft-model and --draft-layers {layers:g} both choose the drafter: leave one of them out."
             )
         known = Acceptance.parse(acceptance)
         draft = find_model(draft_model) if draft_model else None

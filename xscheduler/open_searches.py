@@ -37,7 +37,7 @@ class SearchedAt(TypedDict, total=False):
     prefix_caching: bool
     """Whether prompts share prefixes as in the arrivals."""
     speculation: Speculation | None
-    """What decode iterations draft."""
+    """Speculative decoding in decode iterations; None: no draft tokens."""
 
 
 def searches_at(

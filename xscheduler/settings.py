@@ -40,7 +40,7 @@ class Setting:
     kernels: KernelImport | None = None
     """The kernel import that could replace the data sheet; None: another kind of profile, or no tables cover it."""
     speculation: Speculation | None = None
-    """What decode iterations draft."""
+    """Speculative decoding in decode iterations; None: no draft tokens."""
 
     def on(self, policy: str) -> "Setting":
         """Return the same setting with the engine that runs a policy."""

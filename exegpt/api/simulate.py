@@ -327,7 +327,7 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
 
 @dataclass(frozen=True)
 class _Further:
-    """What a replay says besides its requests' times."""
+    """The notes and figures of a replay, apart from its requests' times."""
 
     notes: tuple[str, ...]
     facts: dict[str, Any]

@@ -68,7 +68,7 @@ class TuneProblem:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """With --devices: why a kind has no setting."""
     drafts: Drafts | None = None
-    """What may be drafted; None: no speculative decoding."""
+    """The numbers of draft tokens to try; None: no speculative decoding."""
 
     @property
     def open_system(self) -> bool:

@@ -114,7 +114,7 @@ class ProblemOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixHitOptions:
-    """What is assumed about the prompts' common prefixes where no trace says it."""
+    """The option for a share of cached prompt tokens."""
 
     prefix_hit: float | None = option(
         None,

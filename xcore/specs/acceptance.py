@@ -23,7 +23,7 @@ class Acceptance:
 
     by_length: Mapping[int, tuple[float, ...]]
     text: str
-    """What they were read from."""
+    """The option's value from which they were read."""
 
     @staticmethod
     def parse(text: str) -> "Acceptance":

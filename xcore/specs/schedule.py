@@ -108,7 +108,7 @@ class Schedule(Spec):
     Files of policies without a target leave it out.
     """
     speculation: Speculation | None = None
-    """What decode iterations draft; None: nothing, and files leave it out."""
+    """Speculative decoding in decode iterations; None: no draft tokens, and files leave the field out."""
 
     VERSION = VERSIONS[-1]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.grid_arrays import arrays_of, fit
+from xcore.grid_arrays import check_arrays, check_sizes
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -35,11 +35,13 @@ def batching_run(
     computed: Array,
 ) -> tuple[bytes, float, int, int]:
     """Run n calls; return the work's curve as float64 pairs, the busy seconds, the iterations and the preemptions."""
-    arrays_of((prefill, sampled, decode, ready, settings, done, generated, computed))
-    arrays_of((prompts, outputs, following, arrivals), np.int64)
+    check_arrays((prefill, sampled, decode, ready, settings, done, generated, computed))
+    check_arrays((prompts, outputs, following, arrivals), np.int64)
     most, count = sampled.size - 1, prompts.size
-    fit(settings.size == 8 and most > 0 and prefill.size == decode.size == 3 * (most + 1) and arrivals.size <= count)
-    fit(all(array.size == count for array in (ready, outputs, following, done, generated, computed)))
+    check_sizes(
+        settings.size == 8 and most > 0 and prefill.size == decode.size == 3 * (most + 1) and arrivals.size <= count
+    )
+    check_sizes(all(array.size == count for array in (ready, outputs, following, done, generated, computed)))
     if not count:
         return b"", 0.0, 0, 0
     start, until, blocks, watermark, most_tokens, padded, work_token, work_position = settings.tolist()

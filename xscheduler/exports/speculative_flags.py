@@ -9,7 +9,7 @@ from xcore.specs.schedule import Schedule
 from xscheduler.exports.launch_parts import hub_name
 
 _DRAFT_MODEL, _STANDALONE = "draft_model", "STANDALONE"
-"""What vLLM and SGLang call a separate draft model."""
+"""The names of a separate draft model in vLLM and in SGLang."""
 _HEADS = ("mtp", "eagle", "eagle3")
 """vLLM's methods with drafting layers (vllm/config/speculative.py); those of one model end with `_mtp`."""
 _ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", _STANDALONE)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.grid_arrays import arrays_of, bilerp, fit, lerp_rows
+from xcore.grid_arrays import bilerp, check_arrays, check_sizes, lerp_rows
 
 Array = NDArray[np.float64]
 Row = list[float]
@@ -33,15 +33,15 @@ def decode_seconds(
     out: Array,
 ) -> None:
     """Write the seconds of a `DecodeTableCache` at `batch` and `context` [n] to `out` [n, stages of the side]."""
-    arrays_of((places,), np.intp)
-    arrays_of((layers, sequences, rest, batches, contexts, attention, batch, context, out))
+    check_arrays((places,), np.intp)
+    check_arrays((layers, sequences, rest, batches, contexts, attention, batch, context, out))
     stages = out.size // batch.size if batch.size else 0
-    fit(places.size > 0 < sequences.size and layers.size == places.size and context.size == batch.size)
-    fit(rest.size == sequences.size * places.size and attention.size == batches.size * contexts.size > 0)
-    fit(out.size == batch.size * stages)
+    check_sizes(places.size > 0 < sequences.size and layers.size == places.size and context.size == batch.size)
+    check_sizes(rest.size == sequences.size * places.size and attention.size == batches.size * contexts.size > 0)
+    check_sizes(out.size == batch.size * stages)
     if not batch.size:
         return
-    fit(0 <= places.min() <= places.max() < stages)
+    check_sizes(0 <= places.min() <= places.max() < stages)
     decoding = np.maximum(batch.ravel(), 1.0)
     attended = bilerp(attention.ravel(), batches.ravel(), contexts.ravel(), decoding, context.ravel())
     each = lerp_rows(sequences.ravel(), rest.reshape(sequences.size, -1), decoding)
@@ -50,9 +50,9 @@ def decode_seconds(
 
 def rounds(seconds: Array, out: Array, micro_batches: float, way: float) -> None:
     """Write the seconds of iterations of equal micro-batches to `out` [iterations]."""
-    arrays_of((seconds, out))
+    check_arrays((seconds, out))
     micro_batches, way = float(micro_batches), float(way)
-    fit(seconds.size % out.size == 0 if out.size else not seconds.size)
+    check_sizes(seconds.size % out.size == 0 if out.size else not seconds.size)
     if not out.size:
         return
     each = seconds.reshape(out.size, -1)
@@ -73,11 +73,13 @@ def phases(
     most: int,
 ) -> tuple[float, float, tuple[float, float], tuple[float, float]]:
     """Return the figures of a `PhaseTimes` in order, and write `decoded` [iterations]."""
-    arrays_of((encode, decode, encode_hop, decode_hop, decoded))
+    check_arrays((encode, decode, encode_hop, decode_hop, decoded))
     stages, iterations = encode_hop.size, decoded.size
-    fit(stages * iterations > 0 and micro_batches > 0 < joins and most > 0 and decode_hop.size == stages)
+    check_sizes(stages * iterations > 0 and micro_batches > 0 < joins and most > 0 and decode_hop.size == stages)
     variants = decode.size // (stages * iterations)
-    fit(variants in (1, micro_batches) and decode.size == stages * iterations * variants and encode.size % stages == 0)
+    check_sizes(
+        variants in (1, micro_batches) and decode.size == stages * iterations * variants and encode.size % stages == 0
+    )
     cells = decode.reshape(iterations, variants, stages).tolist()
     phase = _Phase(
         encode.reshape(-1, stages).tolist(),
@@ -205,9 +207,9 @@ def _mean_and_deviation(values: Row) -> tuple[float, float]:
 
 def iterations(decode: Array, hop: Array, previous: Array, starts: Array, ends: Array) -> None:
     """Write the start and end of every cell of `decode` [iterations, micro-batches, stages], from an empty pipeline."""
-    arrays_of((decode, hop, previous, starts, ends))
+    check_arrays((decode, hop, previous, starts, ends))
     row = hop.size * previous.size
-    fit(row > 0 and decode.size % row == 0 and starts.size == ends.size == decode.size)
+    check_sizes(row > 0 and decode.size % row == 0 and starts.size == ends.size == decode.size)
     free_at, hops, waits = [0.0] * hop.size, hop.tolist(), previous.tolist()
     begun, done = starts.reshape(-1, hop.size), ends.reshape(-1, hop.size)
     for cell, seconds in enumerate(decode.reshape(-1, hop.size).tolist()):
@@ -232,8 +234,8 @@ def _cell(ready: float, seconds: Row, hops: Row, free_at: Row, first_hop: bool =
 
 def tandem(seconds: Array, hop: Array, starts: Array, outs: Array, most: int) -> None:
     """Write the start of every item [items] of `seconds` [items, stages], and the time it leaves the last stage."""
-    arrays_of((seconds, hop, starts, outs))
-    fit(hop.size > 0 < most and seconds.size == starts.size * hop.size and outs.size == starts.size)
+    check_arrays((seconds, hop, starts, outs))
+    check_sizes(hop.size > 0 < most and seconds.size == starts.size * hop.size and outs.size == starts.size)
     free_at, hops = [0.0] * hop.size, hop.tolist()
     for i, own in enumerate(seconds.reshape(-1, hop.size).tolist()):
         starts[i] = max(free_at[0], float(outs[i - most]) if i >= most else 0.0)
@@ -253,11 +255,11 @@ def follow(
     ahead: bool,
 ) -> tuple[int, float]:
     """Run iterations until the next one would be decided at `until` or later; return their number, and that time."""
-    arrays_of((seconds, hops, ready, free, busy, starts, ends))
+    check_arrays((seconds, hops, ready, free, busy, starts, ends))
     now, until, ahead = float(now), float(until), bool(int(ahead))
     count, stages = ready.size, free.size
-    fit(count * stages > 0 and seconds.size % (count * stages) == 0 and hops.size == count * stages)
-    fit(busy.size == stages and starts.size == ends.size == seconds.size)
+    check_sizes(count * stages > 0 and seconds.size % (count * stages) == 0 and hops.size == count * stages)
+    check_sizes(busy.size == stages and starts.size == ends.size == seconds.size)
     shape, free_at, waits, works = (-1, count, stages), free.tolist(), ready.tolist(), busy.tolist()
     cells, begun, done = seconds.reshape(shape), starts.reshape(shape), ends.reshape(shape)
     ways, ran = hops.reshape(count, stages).tolist(), 0
@@ -285,10 +287,10 @@ def repeated(
     frees: Array,
 ) -> None:
     """Run iterations one after the other from an empty pipeline, each one `repeats` [n] times."""
-    arrays_of((seconds, hops, repeats, waits, gives, firsts, lasts, frees))
+    check_arrays((seconds, hops, repeats, waits, gives, firsts, lasts, frees))
     count, cells = repeats.size, waits.size
-    fit(count > 0 < cells and cells % count == 0 and seconds.size >= cells and seconds.size % cells == 0)
-    fit(hops.size == seconds.size and gives.size == frees.size == count and firsts.size == lasts.size == cells)
+    check_sizes(count > 0 < cells and cells % count == 0 and seconds.size >= cells and seconds.size % cells == 0)
+    check_sizes(hops.size == seconds.size and gives.size == frees.size == count and firsts.size == lasts.size == cells)
     micro_batches, stages = cells // count, seconds.size // cells
     shape = (count, micro_batches, stages)
     rows = _Rows(
@@ -376,10 +378,10 @@ def slots(
     residents: int,
 ) -> tuple[int, int]:
     """Follow prompts of some `lengths` [prompts] that share iterations; return the iterations and chunks written."""
-    arrays_of((lengths, stays, starts, ends, iterations, at, prompt, froms, untils))
+    check_arrays((lengths, stays, starts, ends, iterations, at, prompt, froms, untils))
     budget, share, idle = float(budget), float(share), float(idle)
-    fit(residents > 0 and stays.size == starts.size == ends.size == lengths.size)
-    fit(at.size == prompt.size == froms.size == untils.size == iterations.size)
+    check_sizes(residents > 0 and stays.size == starts.size == ends.size == lengths.size)
+    check_sizes(at.size == prompt.size == froms.size == untils.size == iterations.size)
     turns = _Turns(stays.tolist(), iterations.size, starts, ends)
     chunks = turns.follow(lengths.tolist(), budget, share, idle, residents)
     if chunks is None:
@@ -454,8 +456,8 @@ class _Turns:
 
 def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:
     """Return the quantile `q` of a mixture of normal distributions, to a millionth."""
-    arrays_of((mean, deviation, p))
-    fit(0 < mean.size == deviation.size == p.size)
+    check_arrays((mean, deviation, p))
+    check_sizes(0 < mean.size == deviation.size == p.size)
     parts = list(zip(mean.tolist(), deviation.tolist(), p.tolist(), strict=True))
     low, high = min(m - 9.0 * d for m, d, _ in parts), max(m + 9.0 * d for m, d, _ in parts)
     while high - low > 1e-6 * (abs(high) + abs(low)) + 1e-300:

@@ -24,7 +24,7 @@ Seconds = Callable[..., Array]
 
 @dataclass(frozen=True)
 class Drafting:
-    """What drafts: `layers` layers with these tables, and their embedding and head."""
+    """The drafter: `layers` layers with these tables, and their embedding and head."""
 
     tables: DegreeTables
     layers: float

@@ -1,4 +1,4 @@
-"""One replica's requests through the lanes in Python: what event_loop.c does where it was compiled, only slower."""
+"""One replica's requests through the lanes in Python, where event_loop.c was not compiled: slower, the same times."""
 
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
@@ -40,7 +40,7 @@ class LoopBounds:
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """What prompts share, if prefixes are cached."""
+    """The prefixes that prompts share, if prefixes are cached."""
 
     prefixes: Prefixes | None
     warm: list[int]
