@@ -77,7 +77,7 @@ def test_a_model_with_an_encoder_is_refused():
         ((None, None, None, 1.0), "--draft-layers 1.0 needs the acceptance"),
         (("0.7", "many", None, None), "--num-speculative-tokens many: use a number up to 16, or auto"),
         (("0.7", "17", None, None), "use a number up to 16"),
-        (("0.7", None, "llama-3.2-1b", 1.0), "both say what drafts"),
+        (("0.7", None, "llama-3.2-1b", 1.0), "both choose the drafter"),
         (("0.7", None, "t5-11b", None), "has an encoder"),
         (("0.8,0.5", "3", None, None), "says nothing about 3 draft tokens: it has 1, 2"),
     ],
