@@ -133,7 +133,7 @@ class BatchGain:
     drafted: int
     """The best number of draft tokens; 0: drafting makes decoding slower."""
     speedup: float
-    """Output tokens per second of decoding over those without drafts."""
+    """Output tokens per second of decoding with the best number above 0 over those without draft tokens."""
 
 
 @dataclass(frozen=True)
@@ -226,9 +226,9 @@ def gain_texts(gain: DraftGain) -> list[str]:
     if gain.pays_below is None:
         texts.append(f"drafting makes decoding faster at every batch that memory holds, up to {gain.largest_batch:,}")
     elif gain.pays_below == 1:
-        texts.append("drafting makes decoding slower at every batch")
+        return [*texts, "drafting makes decoding slower at every batch"]
     else:
         texts.append(f"from {gain.pays_below:,} sequences decoded together in a replica, drafting no longer pays")
-    best = [f"{at.drafted} at {at.batch:,} ({at.speedup:.3g}x)" for at in gain.by_batch]
+    best = [f"{at.drafted} at {at.batch:,}" + f" ({at.speedup:.3g}x)" * (at.drafted > 0) for at in gain.by_batch]
     texts.append(f"best number of draft tokens by sequences decoded together (decoding speed): {', '.join(best)}")
     return texts

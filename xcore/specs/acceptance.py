@@ -79,6 +79,10 @@ def _from_file(text: str) -> Acceptance:
     """
     from xcore.document import read_yaml
 
+    if "," in text and not Path(text).exists():
+        raise InputError(
+            f"--draft-acceptance {text}: write a rate like 0.7, rates by position like 0.8,0.6, or a file."
+        )
     path, name = (text, "") if Path(text).exists() else (text.rpartition(":")[0] or text, text.rpartition(":")[2])
     curves = [(keys, curve) for keys, curve in _curves(read_yaml(Path(path), "acceptance"), ())]
     chosen = [curve for keys, curve in curves if not name or name in keys]
