@@ -19,7 +19,8 @@ from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimesColumns, summarise_columns
 from xcore.specs.schedule import Schedule
 from xscheduler.rate_sample import BATCHES, REQUESTS, Arrivals, Sample, at
-from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, EventTimes, Replicas, RequestArrays, Watch
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, EventTimes, Replicas, RequestArrays
+from xsimulator.replay.watch import Watch
 
 Array = NDArray[np.float64]
 

@@ -11,8 +11,9 @@ from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xscheduler.search_problem import Limits
-from xsimulator.replay.compiled import EventTimes, Replicas, RequestArrays, Watch, dealt, is_compiled
+from xsimulator.replay.compiled import EventTimes, Replicas, RequestArrays, dealt, is_compiled
 from xsimulator.replay.event_simulator import Replay, in_turn, replay
+from xsimulator.replay.watch import Watch
 
 
 @dataclass(frozen=True, order=True)

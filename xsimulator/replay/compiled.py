@@ -4,8 +4,7 @@ Its decisions and times equal those of `event_simulator.py`, request by request.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost
 from xsimulator.replay import python_loop
 from xsimulator.replay.replica import decides_ahead
+from xsimulator.replay.watch import Watch
 
 Array = NDArray[np.float64]
 
@@ -74,31 +74,6 @@ def dealt(
             yield places, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike, steps=taken)
 
 
-@dataclass
-class Watch:
-    """Bounds that end a replay once too many requests miss one.
-
-    Arrays are [3]: the time to first token, the time per output token and the latency.
-    """
-
-    limits: Array
-    """Seconds since arrival (per output token: since the first token); infinite: no bound."""
-    allowed: Array
-    """Number of requests that may miss each bound."""
-    missed: Array
-    """Number of requests that missed each bound; several replicas add up."""
-    used: Array = field(default_factory=lambda: np.zeros(2))
-    """[2], over all replicas: the largest batch and the most KV blocks used.
-
-    The batch counts resident sequences, or the prompts of a step if the policy limits these.
-    """
-
-    @staticmethod
-    def nothing() -> "Watch":
-        """Return a watch without bounds."""
-        return Watch(np.full(3, inf), np.full(3, inf), np.zeros(3))
-
-
 @dataclass(frozen=True)
 class EventTimes:
     """Event times of requests, arrays [n] in seconds."""
@@ -142,8 +117,9 @@ class Replicas:
         watch = watch or Watch.nothing()
         front_end = self._profile.front_end_s * np.array([1.0, 0.0, 1.0])
         figures, busy = np.full((len(requests.arrivals), 6), np.nan), np.zeros(len(schedule.stages))
+        inside = replace(watch, limits=watch.limits - front_end)  # of the engine; what it counts is `watch`'s
         run = self._run_compiled if COMPILED else self._run_in_python
-        seconds = run(schedule, replica_cost, requests, watch, watch.limits - front_end, figures, busy)
+        seconds = run(schedule, replica_cost, requests, inside, figures, busy)
         if seconds is None:
             return None
         started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
@@ -156,7 +132,6 @@ class Replicas:
         replica_cost: ReplicaCost,
         requests: RequestArrays,
         watch: Watch,
-        limits: Array,
         figures: Array,
         busy: Array,
     ) -> float | None:
@@ -173,7 +148,7 @@ class Replicas:
             requests.flags,
             self._sides(schedule, replica_cost),
             _settings(replace(schedule, kv_blocks=schedule.kv_blocks - common), replica_cost, not warm.size),
-            limits,
+            watch.limits,
             watch.allowed,
             watch.missed,
             watch.used,
@@ -193,19 +168,17 @@ class Replicas:
         replica_cost: ReplicaCost,
         requests: RequestArrays,
         watch: Watch,
-        limits: Array,
         figures: Array,
         busy: Array,
     ) -> float | None:
         _check_compiled(schedule)
         columns = (requests.inputs.astype(int), requests.outputs.astype(int), requests.arrivals)
         rows = [RequestLengths(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-        bounds = python_loop.LoopBounds(limits.tolist(), watch.allowed.tolist(), watch.missed, watch.used)
         flags, prefixes = requests.flags.astype(int).tolist(), requests.prefixes if schedule.prefix_caching else None
         warm = _warm(schedule, requests).astype(int).tolist()
         steps = self._steps(schedule.speculation, requests).astype(int).tolist() if schedule.speculation else None
         texts = python_loop.SharedTexts(prefixes, warm)
-        return python_loop.run(schedule, replica_cost, rows, flags, steps, texts, bounds, figures, busy)
+        return python_loop.run(schedule, replica_cost, rows, flags, steps, texts, watch, figures, busy)
 
     def _steps(self, speculation: Speculation | None, requests: RequestArrays) -> Array:
         """Return the iterations that give each output; they are drawn once for the same array of outputs."""

@@ -20,22 +20,9 @@ from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.event_queue import events
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica
+from xsimulator.replay.watch import Watch
 
 Array = NDArray[np.float64]
-
-
-@dataclass
-class LoopBounds:
-    """Bounds of the time to first token, the time per output token and the latency, in this order."""
-
-    limits: list[float]
-    """Seconds."""
-    allowed: list[float]
-    """Counting requests that may miss each bound."""
-    missed: Array
-    """Counting requests that have missed each bound; updated."""
-    used: Array
-    """[2], raised to the largest batch and to the most KV blocks that the policy used."""
 
 
 @dataclass(frozen=True)
@@ -68,29 +55,29 @@ class _Noting:
 class _Missed:
     """Counts the requests that miss bounds: as soon as that is certain."""
 
-    def __init__(self, requests: list[RequestLengths], flags: list[int], record: Record, bounds: LoopBounds):
-        self._requests, self._flags, self._record, self._bounds = requests, flags, record, bounds
+    def __init__(self, requests: list[RequestLengths], flags: list[int], record: Record, watch: Watch):
+        self._requests, self._flags, self._record, self._watch = requests, flags, record, watch
         self._first = self._last = self._seen = 0
         self._finish = [nan] * len(requests)
 
     def broken(self, now: float) -> bool:
         """Return whether a bound is certainly broken at `now`."""
-        bounds, served = self._bounds, self._record.served
+        watch, served = self._watch, self._record.served
         for one in served[self._seen :]:
             self._finish[one.index] = one.finish_s
             if self._flags[one.index] & 1 and one.output_tokens > 1:
-                bounds.missed[1] += (one.finish_s - one.first_token_s) / (one.output_tokens - 1) > bounds.limits[1]
+                watch.missed[1] += (one.finish_s - one.first_token_s) / (one.output_tokens - 1) > watch.limits[1]
         self._seen = len(served)
         self._first = self._past(self._first, now, 0, 1, self._record.first_of)
         self._last = self._past(self._last, now, 2, 2, self._finish.__getitem__)
-        return any(missed > most for missed, most in zip(bounds.missed.tolist(), bounds.allowed, strict=True))
+        return any(missed > most for missed, most in zip(watch.missed.tolist(), watch.allowed.tolist(), strict=True))
 
     def _past(self, place: int, now: float, bound: int, flag: int, when: Callable[[int], float]) -> int:
         """Count the requests from `place` on whose time for a bound is over; return the first whose time isn't."""
-        limit = self._bounds.limits[bound]
+        limit = self._watch.limits[bound]
         while place < len(self._requests) and now - self._requests[place].arrival_s > limit:
             in_time = when(place) - self._requests[place].arrival_s <= limit
-            self._bounds.missed[bound] += bool(self._flags[place] & flag) and not in_time
+            self._watch.missed[bound] += bool(self._flags[place] & flag) and not in_time
             place += 1
         return place
 
@@ -102,7 +89,7 @@ def run(
     flags: list[int],
     steps: list[int] | None,
     texts: SharedTexts,
-    bounds: LoopBounds,
+    watch: Watch,
     figures: Array,
     busy: Array,
 ) -> float | None:
@@ -110,7 +97,7 @@ def run(
     size = schedule.block_size
     micro_batching = schedule.control.micro_batching(len(replica_cost.decode.stages))
     record = Record(len(requests), micro_batching.index, replica_cost.encoder_decoder)
-    policy = _Noting(make_policy(schedule), bounds.used, schedule.traits.mixed)
+    policy = _Noting(make_policy(schedule), watch.used, schedule.traits.mixed)
     replica = Replica(schedule, replica_cost, record, micro_batching, 0, fcfs, policy=policy)
     sequences = [Sequence(i, one.input, one.output, one.arrival_s, one.output) for i, one in enumerate(requests)]
     prefixes, warm = texts.prefixes, texts.warm
@@ -122,7 +109,7 @@ def run(
     if prefixes and warm:
         longest = int(np.argmax(warm))
         _keep(replica.ledger, prefixes.keys(longest, warm[longest], size)[: warm[longest] // size])
-    missed = _Missed(requests, flags, record, bounds)
+    missed = _Missed(requests, flags, record, watch)
     for now in events([replica]):
         if missed.broken(now):
             return None

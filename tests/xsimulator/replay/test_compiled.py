@@ -18,8 +18,9 @@ from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.prefixes import Prefixes
 from xcore.traces.prompt_identity import PromptIdentity
 from xsimulator.replay import compiled
-from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays, Watch, dealt
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays, dealt
 from xsimulator.replay.event_simulator import drawn_steps, replay
+from xsimulator.replay.watch import Watch
 
 event_loop = pytest.importorskip("xsimulator.replay.event_loop", reason="exegpt was installed without a C compiler")
 
