@@ -72,7 +72,9 @@ def test_this_machines_gpu(monkeypatch):
     assert cluster.device.flops_s == {"fp32": 1e13, "bf16": 1e14, "fp16": 1e14} and not cluster.is_cpu
     assert machine.which(cluster) == torch.device("cuda") and machine.which(local_cluster()) == torch.device("cpu")
     there = machine.provenance(GPU)
-    assert there["device"] == "Some GPU" and there.items() > machine.provenance().items()
+    assert there["device"] == "Some GPU" and there["attention"].startswith("triton")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert machine.provenance()["products"] == "in tiles" and "products" not in machine.provenance(GPU)
     properties.name = "Another GPU"
     assert machine.which(cluster) is None
 
