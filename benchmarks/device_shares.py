@@ -11,12 +11,11 @@ are those of `xcore/specs/device_sheets.py`, whose comment says which of its sha
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.device_sheets import SHEETS, DeviceSheet
 from xprofiler.aiconfigurator import systems_folder
 
-Array = NDArray[np.float64]
 SYSTEMS = {
     "a100_sxm": "A100-80GB",
     "h100_sxm": "H100-SXM",

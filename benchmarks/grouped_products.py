@@ -12,9 +12,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from xcore.arrays import Array, Flags
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.device_spec import DeviceSpec
 from xcore.specs.experts import Experts
@@ -23,7 +23,6 @@ from xprofiler.aiconfigurator import SYSTEMS, systems_folder
 from xprofiler.roofline_device import arithmetic
 from xprofiler.roofline_experts import GroupedProducts, grouped_products
 
-Array = NDArray[np.float64]
 FITTED = ("a100_sxm", "h100_sxm", "b200_sxm")
 SYSTEMS_SHOWN = (*FITTED, "h200_sxm")
 ENGINES = ("vllm", "sglang")
@@ -53,7 +52,7 @@ class Rows:
     values: Array
     """Bytes of the rows between the products."""
     seconds: Array
-    fitted: NDArray[np.bool_]
+    fitted: Flags
 
     def predicted(self, reached: GroupedProducts, device: DeviceSpec, dtype: str) -> Array:
         """The formula of `ExpertsRoofline.grouped`."""

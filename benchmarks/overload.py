@@ -259,6 +259,7 @@ def _cpu_s(pid: int) -> float:
 def prepared(model: Path, number: int, seed: int) -> list[bytes]:
     """HTTP requests with texts of `INPUT` tokens."""
     tokenizer, drawn = load_tokenizer(model), random.Random(seed)
+    assert tokenizer, f"{model} has no tokenizer"
     requests: list[bytes] = []
     while len(requests) < number:
         text = tokenizer.decode([drawn.randrange(300, 20_000) for _ in range(INPUT)])

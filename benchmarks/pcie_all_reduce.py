@@ -16,14 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.device_spec import LinkSpec
 from xprofiler.aiconfigurator import systems_folder
 from xprofiler.rings import PROTOCOLS, Protocol, ring_all_reduce_s
-
-Array = NDArray[np.float64]
 
 Boards = dict[str, tuple[tuple[int, float], ...]]
 

@@ -19,9 +19,9 @@ from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.silicon import DATA, chunked_engine
+from xcore.arrays import Array
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec, find_engine
@@ -29,8 +29,6 @@ from xcore.specs.profile import Profile
 from xcore.specs.workload import RequestLengths, Workload
 from xprofiler.roofline import roofline_profile
 from xprofiler.roofline_errors import RooflineErrors
-
-Array = NDArray[np.float64]
 
 FILE = DATA / "published" / "trtllm_perf.csv"
 ENGINE = "tensorrt-llm"

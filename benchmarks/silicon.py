@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Profile, Table
@@ -25,8 +25,6 @@ from xcore.specs.schedule import Schedule, Stage
 from xcore.specs.workload import RequestLengths, Workload
 from xscheduler.engine_settings import engine_schedule
 from xscheduler.settings import Setting
-
-Array = NDArray[np.float64]
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 

@@ -1,11 +1,9 @@
 """Random search spaces whose optimum an exhaustive search can find: monotone by construction, or nearly so."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xscheduler.space import Constraint, Evaluation, Space, Variable
-
-Array = NDArray[np.float64]
 
 SMALL, LARGE = (100, 1_000), (1_000, 20_000)
 """Fewest and most points of a space."""

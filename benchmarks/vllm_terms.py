@@ -19,9 +19,9 @@ from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.silicon import DATA, Aggregated, aggregated_rows, predict_aggregated
+from xcore.arrays import Array
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.device_spec import LinkSpec
@@ -30,8 +30,6 @@ from xcore.specs.profile import Profile
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile
 from xprofiler.roofline import roofline_profile
 from xprofiler.roofline_errors import RooflineErrors
-
-Array = NDArray[np.float64]
 
 ENGINE = "vllm"
 MODEL = replace(builtin_model("llama-3.1-70b"), sorts_logits=False)

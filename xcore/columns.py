@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.traces.arrival_unit import DATE, UNITS, split_unit
@@ -198,7 +197,7 @@ def _ignored(names: Sequence[str], used: set[str]) -> list[str]:
     return notes
 
 
-def _letters(name: Any, key: str = "") -> str:
+def _letters(name: object, key: str = "") -> str:
     """Reduce a name to its letters in lower case; an arrival's name also loses its unit and a plural's "s"."""
     text = split_unit(str(name))[0].removesuffix("s") if key == "arrival" else str(name)
     return re.sub("[^a-z]", "", text.lower())

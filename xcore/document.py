@@ -11,9 +11,12 @@ import tempfile
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xcore.errors import InputError
+
+if TYPE_CHECKING:
+    import yaml
 
 SpecT = TypeVar("SpecT")
 
@@ -39,13 +42,13 @@ def _adapter(cls: type) -> Any:
     return _adapters[cls]
 
 
-def to_dict(spec: Any) -> dict[str, Any]:
+def to_dict(spec: object) -> dict[str, object]:
     """Convert a spec to plain dicts, lists, strings and finite numbers."""
-    data: dict[str, Any] = _adapter(type(spec)).dump_python(spec, mode="json")
+    data: dict[str, object] = _adapter(type(spec)).dump_python(spec, mode="json")
     return data
 
 
-def from_dict(cls: type[SpecT], data: Any, what: str) -> SpecT:
+def from_dict(cls: type[SpecT], data: object, what: str) -> SpecT:
     """Build a `cls` from plain data, with validation; `what` names the source in the InputError for bad data."""
     spec, problems = validated(cls, data)
     if spec is None:
@@ -53,7 +56,7 @@ def from_dict(cls: type[SpecT], data: Any, what: str) -> SpecT:
     return spec
 
 
-def validated(cls: type[SpecT], data: Any, also: tuple[str, ...] = ()) -> tuple[SpecT | None, list[str]]:
+def validated(cls: type[SpecT], data: object, also: tuple[str, ...] = ()) -> tuple[SpecT | None, list[str]]:
     """Build a `cls` from plain data; return it, or None and all problems of the data.
 
     `also`: known keys that the caller has taken out.
@@ -136,7 +139,7 @@ def _problem(error: dict[str, Any]) -> str:
     return f"{where} {error['msg'].replace('Input should be', 'must be')} (got {value})"
 
 
-def _counted(data: Any, spec: Any, where: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
+def _counted(data: object, spec: object, where: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
     """Yield an error for each true or false that became a number: pydantic accepts them as 1 and 0."""
     if isinstance(data, bool) and isinstance(spec, int | float) and not isinstance(spec, bool):
         yield {"type": "int" if isinstance(spec, int) else "float", "loc": where, "input": data}
@@ -162,7 +165,7 @@ def _known_keys(cls: type, details: list[dict[str, Any]], also: tuple[str, ...])
     return []
 
 
-def _fields(kind: Any, group: list[str | int]) -> list[str]:
+def _fields(kind: object, group: list[str | int]) -> list[str]:
     """Return the keys of a group within a spec."""
     specs = _specs_in(kind)
     for place, part in enumerate(group):
@@ -172,20 +175,20 @@ def _fields(kind: Any, group: list[str | int]) -> list[str]:
     return [field.name for spec in specs for field in dataclasses.fields(spec)]
 
 
-def _specs_in(kind: Any) -> list[Any]:
+def _specs_in(kind: object) -> list[type]:
     """Return the specs of a type like `tuple[Spec, ...] | None`."""
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return [kind]
     return [spec for part in typing.get_args(kind) for spec in _specs_in(part)]
 
 
-def dumps(data: Any, indent: int | None = 2) -> str:
+def dumps(data: object, indent: int | None = 2) -> str:
     """Return JSON text without NaN or Infinity; text that UTF-8 can't hold (a path's odd bytes) stays an escape."""
     text = json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def fingerprint(spec: Any) -> str:
+def fingerprint(spec: object) -> str:
     """Return sixteen hex digits that change whenever the spec's content does."""
     data = to_dict(spec) if dataclasses.is_dataclass(spec) else spec
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -206,7 +209,7 @@ def write_text(path: str | Path, text: str) -> None:
         raise
 
 
-def write(path: str | Path, spec: Any) -> None:
+def write(path: str | Path, spec: object) -> None:
     """Write a spec as a JSON file, atomically."""
     write_text(path, dumps(to_dict(spec)) + "\n")
 
@@ -348,7 +351,7 @@ def read_yaml(path: Path, what: str) -> Any:
         raise InputError(f"'{path}' can't be read as YAML: {why}.") from None
 
 
-def _refuse_repeated_keys(root: Any) -> None:
+def _refuse_repeated_keys(root: "yaml.Node") -> None:
     """Raise YAMLError for a group in which a key occurs twice: YAML would keep only the last value."""
     import yaml
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from xcore.arrays import Array, Integers, Places
 
 
-def check_arrays(arrays: Sequence[Array], kind: type[np.generic] = np.float64) -> None:
+def check_arrays(
+    arrays: Sequence[Array | Integers | Places], kind: type[np.float64 | np.int64 | np.intp] = np.float64
+) -> None:
     """Raise TypeError or BufferError unless all are contiguous arrays of this kind."""
     for array in arrays:
         if not isinstance(array, np.ndarray) or array.dtype != kind:
@@ -39,7 +40,7 @@ def lerp_rows(points: Array, values: Array, x: Array) -> Array:
     return positive(lerp(values[below], values[above], fraction[:, None]))
 
 
-def cells(points: Array, x: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
+def cells(points: Array, x: Array) -> tuple[Places, Places, Array]:
     """Return the points before and after each value, and its share of the way between them."""
     if points.size == 1:
         zero = np.zeros(x.size, dtype=np.intp)

@@ -4,11 +4,9 @@ The arithmetic is the same, so that results are equal to the last digit. See int
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.grid_arrays import bilerp, cells, check_arrays, check_sizes, lerp, positive
-
-Array = NDArray[np.float64]
 
 
 def linear(points: Array, values: Array, x: Array, out: Array) -> None:

@@ -4,10 +4,7 @@ Beyond the grid, the outermost cell's slope continues; no result is below zero. 
 arrays are float64 and contiguous.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
+from xcore.arrays import Array
 
 def linear(points: Array, values: Array, x: Array, out: Array) -> None:
     """Write the values over one axis at `x` to `out`, which has as many elements."""

@@ -6,10 +6,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from xcore.policies import plugins
 from xcore.usable_cpus import usable_cpus
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVarTuple, Unpack
+
+    Arguments = TypeVarTuple("Arguments")
 
 T = TypeVar("T")
 
@@ -36,8 +41,8 @@ class Processes:
 
     def each(
         self,
-        work: Callable[..., T],
-        arguments: Sequence[tuple[Any, ...]],
+        work: "Callable[[Unpack[Arguments]], T]",
+        arguments: "Sequence[tuple[Unpack[Arguments]]]",
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[T]:
         """Call a module's function with each tuple of arguments, in several processes; return the results in order.

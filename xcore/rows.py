@@ -190,7 +190,7 @@ def reading_parquet(path: Path, where: str = "") -> Iterator[None]:
         raise InputError(f"'{path}' is not a readable Parquet file{where}: {why}.") from None
 
 
-def _column(column: Any, name: str, before: int, path: Path) -> list[Any]:
+def _column(column: Any, name: str, before: int, path: Path) -> Sequence[object]:
     """Return the values of a part of a column, after `before` rows.
 
     Dates and durations become moments, since Python's own types often can't hold them.
@@ -217,7 +217,7 @@ _UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "day": 86_400 * 10**9}
 """Nanoseconds per unit of Arrow's times."""
 
 
-def _value(column: Any, place: int, name: str, before: int, path: Path) -> Any:
+def _value(column: Any, place: int, name: str, before: int, path: Path) -> object:
     try:
         return column[place].as_py()
     except Exception as error:  # many types, by the column's type: text that is no UTF-8, a time zone, an overflow

@@ -6,14 +6,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from xcore.errors import refusing
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 
 
-def load_tokenizer(directory: Path) -> Any:
+def load_tokenizer(directory: Path) -> "Tokenizer | None":
     """Load the model's tokenizer (`tokenizers.Tokenizer`); None if it has none.
 
     The file may truncate and pad texts to a length, as training does; both are switched off.
@@ -50,7 +53,7 @@ _SHORT = 4096
 """Maximum characters of a text that is encoded without releasing the interpreter's lock, which takes longer."""
 
 
-def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
+def encode(tokenizer: "Tokenizer", text: str, special: bool = True) -> list[int]:
     """Return the token ids of a text; InputError if the tokenizer has none for a part of it."""
     with refusing("the tokenizer can't encode the text"):
         if len(text) <= _SHORT:

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xcore.rows import reading_parquet
 from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec
 from xcore.specs.model import BYTES, ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile, Table
-from xprofiler.gaps import Array, bridge, gridded, table
+from xprofiler.gaps import bridge, gridded, table
 from xprofiler.heads import table_for
 from xprofiler.kernel_tables import TABLES
 from xprofiler.operators import Operators, compose

@@ -4,11 +4,9 @@ import itertools
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.profile import Table
-
-Array = NDArray[np.float64]
 
 
 def gridded(points: tuple[tuple[float, ...], ...], measured: Mapping[tuple[float, ...], float]) -> Array:

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from xcore.arrays import Array
 from xcore.document import read_yaml
 from xcore.errors import InputError
 from xcore.rows import CsvRow, csv_rows
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
-from xprofiler.gaps import Array, bridge, gridded, table
+from xprofiler.gaps import bridge, gridded, table
 from xprofiler.operators import refuse_beyond_dense
 
 _IN_LAYER = ("layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")

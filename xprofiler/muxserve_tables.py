@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.document import parse_json, read_text
 from xcore.errors import InputError
 from xcore.specs.iteration_profile import IterationProfile, IterationTables
 from xcore.specs.profile import Table
-
-Array = NDArray[np.float64]
 
 DEVICE = "A100-80GB"
 MOST_BYTES = 64 * 2**20
@@ -47,7 +45,10 @@ def _profile(name: str, degrees: dict[str, Any]) -> IterationProfile:
         for share, of_prefill, of_decode in zip(shares, prefill, decode, strict=True):
             both = [_table(values, batches, lengths) for values in (of_prefill, of_decode)]
             tables.append(IterationTables(int(tp), int(share) / 100, *both))
-    provenance = {"source": "MuxServe's cost tables", "cleaned": "lower envelope over work and share"}
+    provenance: dict[str, object] = {
+        "source": "MuxServe's cost tables",
+        "cleaned": "lower envelope over work and share",
+    }
     return IterationProfile(IterationProfile.VERSION, name, DEVICE, tuple(tables), provenance)
 
 

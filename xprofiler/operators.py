@@ -9,15 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec, find_engine
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
-
-Array = NDArray[np.float64]
 
 _ACTIVATION_BYTES = 2  # activations stay in 16 bits, also between 8-bit matrix products
 

@@ -9,9 +9,8 @@ shape. That is linear in the logarithms, at each measured m. Beyond the largest 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from xcore.arrays import Array
 
 
 @dataclass(frozen=True)

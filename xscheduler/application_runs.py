@@ -1,20 +1,15 @@
 """Runs of applications in a list of requests: which requests follow which, and how long each run takes."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
 
 from xcore.specs.request_times import RequestTimes
-from xcore.traces.trace import AFTER
+from xcore.traces.labels import Labels
 from xsimulator.replay.dependent_requests import After
-
-Labels = Mapping[str, Any]
-"""A request's labels, as `read_labels` reads them."""
 
 
 def run_of(labels: Labels) -> Hashable:
     """Return the run that a request belongs to, by its labels; None for none."""
-    run = labels.get("run")
-    return None if run is None else (labels.get("client"), labels.get("application"), run)
+    return None if labels.run is None else (labels.client, labels.application, labels.run)
 
 
 def dependencies(labels: Sequence[Labels]) -> list[After | None]:
@@ -23,8 +18,8 @@ def dependencies(labels: Sequence[Labels]) -> list[After | None]:
     after: list[After | None] = []
     for place, own in enumerate(labels):
         run = run_of(own)
-        before = last.get(run) if AFTER in own else None
-        after.append(None if before is None else After(before, own[AFTER]))
+        before = last.get(run)
+        after.append(None if before is None or own.after_s is None else After(before, own.after_s))
         last[run] = place
     return after
 

@@ -9,16 +9,14 @@ evaluates only a few of many thousands of spaces.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.batching.admission import Admission
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.steady.load import Load
 from xsimulator.steady.prompts import Prompts
 from xsimulator.steady.scenario import Scenario
-
-Array = NDArray[np.float64]
 
 MARGIN = 1.05
 """Factor that raises a ceiling and lowers a latency, to cover what the count leaves out."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xcore.errors import InputError
 from xcore.specs.acceptance import Acceptance
@@ -19,8 +18,6 @@ from xscheduler.settings import Setting, find_model
 from xscheduler.tuned import Tuned
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.steady.load import Load
-
-Array = NDArray[np.float64]
 
 MOST_SEARCHED = 8
 """Most draft tokens that a search tries."""

@@ -7,14 +7,12 @@ sustains is hardly ever higher (docs/theory.md).
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xscheduler import ceilings
 from xscheduler.allocation import Layout
 from xscheduler.search_problem import SearchProblem
 from xsimulator.cost.group import Group, PartSeconds
-
-Array = NDArray[np.float64]
 
 _RESIDENTS = np.geomspace(1.0, 4096.0, 417)
 _BATCH = 64.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.duration import beyond_text
 from xcore.specs.estimate import Estimate
 from xcore.specs.profile import Profile
@@ -21,8 +21,6 @@ from xcore.specs.schedule import Schedule
 from xscheduler.rate_sample import BATCHES, REQUESTS, Arrivals, Sample, at
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, EventTimes, Replicas, RequestArrays
 from xsimulator.replay.watch import Watch
-
-Array = NDArray[np.float64]
 
 PRECISION = 0.0025
 """Rates that differ by less than this share count as equal."""

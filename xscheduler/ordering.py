@@ -1,6 +1,6 @@
 """Choose the order that a run follows, and compute the hints that the order needs."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -23,7 +23,8 @@ from xcore.requests.request import Request
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
-from xcore.traces.trace import AFTER, LABELS
+from xcore.traces.labels import Labels
+from xcore.traces.trace import LABELS
 from xsimulator.cost.batch_one_latency import batch_one_times
 from xsimulator.cost.cost_model import ReplicaCost
 
@@ -100,13 +101,13 @@ class OrderChoice:
             order = Warmed(order, lambda warmth: make_warming(self.warm, warmth, demands.models, self.knob))
         return StarvationGuard(order) if self.guarded else order
 
-    def check_units(self, labels: Iterable[Mapping[str, Any]]) -> None:
+    def check_units(self, labels: Iterable[Labels]) -> None:
         """Raise InputError unless the demand graphs have the application and the unit of each request's labels."""
         if self.graphs is None:
             return
         units = {graph.application: {step.name for step in graph.units} for graph in read_demand_graphs(self.graphs)}
         for own in labels:
-            application, unit = own.get("application"), own.get("unit")
+            application, unit = own.application, own.unit
             if application is None or unit is None:
                 continue
             if application not in units:
@@ -169,7 +170,7 @@ def times_hints(
 
 def trace_hints(
     choice: OrderChoice,
-    labels: Sequence[dict[str, Any]],
+    labels: Sequence[Labels],
     lengths: Sequence[RequestLengths],
     schedule: Schedule,
     profile: Profile,
@@ -186,22 +187,22 @@ def trace_hints(
     return hints
 
 
-def labelled(labels: Sequence[Mapping[str, Any]], arrivals: Sequence[float]) -> list[Hints]:
+def labelled(labels: Sequence[Labels], arrivals: Sequence[float]) -> list[Hints]:
     """Return hints of clients, applications and deadlines (seconds after arrival), where a request has them."""
-    first: dict[tuple[Any, ...], float] = {}
-    runs = [tuple(map(own.get, ("client", "application", "run"))) for own in labels]
-    runs = [run if run[2] is not None else (None, *run[1:]) for run in runs]  # without runs, an application is one
+    first: dict[Hashable, float] = {}
+    # Without runs, an application is one.
+    runs = [(None if own.run is None else own.client, own.application, own.run) for own in labels]
     for run, arrival, own in zip(runs, arrivals, labels, strict=True):
-        if AFTER not in own or run not in first:
+        if own.after_s is None or run not in first:
             first[run] = min(arrival, first.get(run, inf))
     return [
         Hints(
-            application=own.get("application"),
-            run=own.get("run"),
-            unit=own.get("unit"),
-            application_arrival_s=first[run] if own.get("application") is not None else arrival,
-            client=own.get("client"),
-            deadline_s=arrival + own["deadline_s"] if "deadline_s" in own else None,
+            application=own.application,
+            run=own.run,
+            unit=own.unit,
+            application_arrival_s=first[run] if own.application is not None else arrival,
+            client=own.client,
+            deadline_s=None if own.deadline_s is None else arrival + own.deadline_s,
         )
         for own, run, arrival in zip(labels, runs, arrivals, strict=True)
     ]
@@ -215,8 +216,7 @@ def request_hints(
     An output's length is known if only `max_tokens` ends it.
     """
     lengths = [request.lengths for request in requests]
-    labels = [{name: getattr(own, name) for name in LABELS if getattr(own, name) is not None} for own in requests]
-    hints = labelled(labels, [own.arrival_s for own in lengths])
+    hints = labelled([own.labels for own in requests], [own.arrival_s for own in lengths])
     hints = times_hints(hints, lengths, schedule, profile, all(map(_known, requests)))
     if choice.name == "learned":
         scores = prompt_scores(find_ranker(choice), requests, tokenizer)
@@ -239,7 +239,7 @@ def check_known(choice: OrderChoice, requests: Sequence[Request]) -> None:
                 f"--order {choice.name} needs {name} of each request, but request '{lacking.id}' has none: choose "
                 "another order."
             )
-    choice.check_units({"application": own.application, "unit": own.unit} for own in requests)
+    choice.check_units(own.labels for own in requests)
     known = [_known(request) for request in requests]
     if choice.kind.oracle and not all(known):
         unknown = requests[known.index(False)]
@@ -306,8 +306,7 @@ def served_hints(
     def hints(request: Request) -> Hints:
         prefill_s = float(batch_one_times(cost, [len(request.prompt_ids)], [1]).prefill[0])
         score = prompt_scores(ranker, [request], tokenizer)[0] if ranker else None
-        own = {name: getattr(request, name) for name in LABELS if getattr(request, name) is not None}
-        (where_from,) = labelled([own], [clock()])
+        (where_from,) = labelled([request.labels], [clock()])
         return replace(where_from, score=score, prefill_s=prefill_s, service_time_s=mean_s)
 
     return hints

@@ -6,8 +6,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array, Places
 from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
@@ -16,13 +16,12 @@ from xcore.specs.prefix_hit import found_tokens
 from xcore.specs.request_times import long_outputs
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.workload import LengthDistribution, RequestLengths, Workload
-from xcore.traces.prefixes import Places, Prefixes
+from xcore.traces.prefixes import Prefixes
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, RequestArrays
 
 if TYPE_CHECKING:
     from xscheduler.settings import Setting
 
-Array = NDArray[np.float64]
 
 REQUESTS = 200_000
 """Requests with which a goodput is measured.

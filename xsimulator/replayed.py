@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.batching.admission import Admission, most_cached
 from xcore.policies import TRAITS
 from xcore.policies.control import Control, kinds
@@ -21,8 +21,6 @@ from xsimulator.replay.event_simulator import replay
 from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
-
-Array = NDArray[np.float64]
 
 _ROUNDS, _LEAST, _MOST = 32, 1024, 4096
 """Requests to replay: the number per possible resident, the least and the most."""

@@ -12,7 +12,7 @@ from benchmarks.kernels.timing import Roofline
 from xcore.specs.model import BYTES, ModelSpec
 from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.comm.gpu import Gpu
-from xrunner.models import random_model
+from xrunner.models import AttentionArrays, random_model
 from xrunner.models.device import free_memory
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute
@@ -56,10 +56,10 @@ def time_step(
         return None
     model = random_model(spec, dtype=dtype, device=gpu.device, attention=attention)
     device_batch = decoding(spec, batch, context)
-    cache = model.new_cache(device_batch.attention[0][2].size + 1, BLOCK_SIZE)
+    cache = model.new_cache(device_batch.attention[0].tables.size + 1, BLOCK_SIZE)
     eager, graph = (Compute(model, cache, True, gpu, graphs) for graphs in (False, True))
     assert graph.graphs
-    graph.graphs.capture(batch, device_batch.attention[0][2].shape[1])
+    graph.graphs.capture(batch, device_batch.attention[0].tables.shape[1])
     slow, plain = _timed(lambda: eager(device_batch, None)[1])
     fast, replayed = _timed(lambda: graph(device_batch, None)[1])
     least = bound(spec, dtype, batch, context, roofline)
@@ -103,7 +103,7 @@ def decoding(spec: ModelSpec, batch: int, context: int) -> DeviceBatch:
         tokens=rng.integers(spec.vocab, size=batch),
         positions=np.full(batch, place),
         slots=tables[:, place // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + place % BLOCK_SIZE,
-        attention=((0, batch, tables, offsets, contexts),),
+        attention=(AttentionArrays(0, batch, tables, offsets, contexts),),
         rows=None,
         new_tokens=batch,
     )

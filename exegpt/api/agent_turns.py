@@ -12,9 +12,9 @@ from xcore.quantity import figure_text
 from xcore.specs.request_times import percentiles
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.labels import Labels
 from xcore.traces.sessions import drawn_sessions, sessions_of
-from xcore.traces.trace import AFTER
-from xscheduler.application_runs import Labels, run_of
+from xscheduler.application_runs import run_of
 
 if TYPE_CHECKING:
     from xsimulator.replay.closed_loop import ClosedLoop, Sessions
@@ -90,7 +90,10 @@ class AgentTurns:
         turns = sessions_of(requests, [run_of(own) for own in labels])
         usual_s = _pause_s(options)
         firsts = {own[0] for own in turns}
-        pauses_s = tuple(own.get(AFTER, 0.0 if place in firsts else usual_s) for place, own in enumerate(labels))
+        pauses_s = tuple(
+            own.after_s if own.after_s is not None else 0.0 if place in firsts else usual_s
+            for place, own in enumerate(labels)
+        )
         sessions = Sessions(turns, pauses_s, options.agents)
         return AgentTurns(sessions, tuple(_notes(options, sessions, labels)))
 
@@ -103,7 +106,7 @@ def _notes(options: SimulateOptions, sessions: "Sessions", labels: Sequence[Labe
     notes = [f"closed loop: {sessions.agents:,} agents run {count:,} sessions of {each} turns on average, from {where}"]
     if sessions.agents > len(sessions.turns):
         notes.append(f"warning: only {count:,} of the {sessions.agents:,} agents have a session")
-    if not any(AFTER in own for own in labels):
+    if all(own.after_s is None for own in labels):
         notes.append(f"closed loop: {_pause_text(options)} lie between the end of a turn and the next turn")
     return notes
 

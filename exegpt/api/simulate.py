@@ -37,6 +37,7 @@ from xcore.specs.speculation import Speculation
 from xcore.specs.timeline import Timeline, chrome_trace
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context
+from xcore.traces.labels import Labels
 from xcore.traces.trace import AFTER, form_of, labels_of, parse_rate, read_labels, read_trace, with_poisson_arrivals
 from xprofiler import rooflines
 from xprofiler.kernel_import import KernelImport, kernel_import
@@ -287,7 +288,7 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     trace = drawn_turns(schedule, options) if options.agents and not source else _requests(schedule, options, notes)
     workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
     requests, loop = workload.requests or (), options.agents is not None
-    labels = read_labels(source, named, sessions=loop) if source else [{}] * len(trace.requests or ())
+    labels = read_labels(source, named, sessions=loop) if source else [Labels()] * len(trace.requests or ())
     labels = labels_of(labels, trace.requests or (), requests, schedule.model.spec.longest_request)
     alike = any(request.identity for request in requests)
     if alike and not schedule.prefix_caching:
@@ -341,7 +342,7 @@ def _run(
     profile: Profile,
     options: SimulateOptions,
     requests: Sequence[RequestLengths],
-    labels: Sequence[dict[str, Any]],
+    labels: Sequence[Labels],
 ) -> tuple["Replay", _Further]:
     """Simulate requests: at their arrivals, after others, or in a closed loop."""
     from xsimulator.replay.closed_loop import replay_closed_loop

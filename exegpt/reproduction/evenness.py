@@ -4,13 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Span, Timeline
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

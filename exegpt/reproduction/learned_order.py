@@ -18,6 +18,7 @@ from xcore.quantity import figure_text
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
+from xcore.traces.labels import Labels
 from xprofiler.roofline import roofline_profile
 from xscheduler.engine_settings import EngineSettings, follow
 from xscheduler.ordering import OrderChoice, labelled, times_hints
@@ -98,7 +99,9 @@ def requests_at(rate: float) -> list[RequestLengths]:
 def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way: str) -> Latencies:
     """Replay these requests in a method's order."""
     order, tau = WAYS[way]
-    hints = times_hints(labelled([{}] * len(rows), [row.arrival_s for row in rows]), rows, schedule, profile, True)
+    hints = times_hints(
+        labelled([Labels()] * len(rows), [row.arrival_s for row in rows]), rows, schedule, profile, True
+    )
     if tau is not None:
         scores = noisy_scores([row.output for row in rows], tau, SEED)
         if way == "classifier":

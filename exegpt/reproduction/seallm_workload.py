@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
+from xcore.arrays import Array, Flags, Places
 from xcore.batching import Hints
 from xcore.batching.shared_pool import block_of
 from xcore.specs.builtin_models import builtin_model
@@ -28,8 +28,6 @@ from xprofiler.roofline import roofline_profile
 from xsimulator.cost.batch_one_latency import batch_one_times
 from xsimulator.cost.cost_model import CostModel, ReplicaCost
 from xsimulator.cost.memory import StageMemory
-
-Array = NDArray[np.float64]
 
 LLMS = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "opt-6.7b")
 SETS = {"ShareGPT": (73.0, 426.9), "LongBench": (13186.8, 21.1)}
@@ -162,7 +160,7 @@ def _lognormal(draws: np.random.Generator, means: tuple[float, float]) -> Array:
     return rounded
 
 
-def k_means(points: Array, count: int, draws: np.random.Generator, rounds: int = 50) -> NDArray[np.intp]:
+def k_means(points: Array, count: int, draws: np.random.Generator, rounds: int = 50) -> Places:
     """Return the cluster number (below `count`) of each of the points [n, d].
 
     Uses Lloyd's algorithm on coordinates of unit deviation. It starts at points drawn by their squared distances from
@@ -174,7 +172,7 @@ def k_means(points: Array, count: int, draws: np.random.Generator, rounds: int =
         away = ((scaled[:, None] - centres) ** 2).sum(axis=2).min(axis=1)
         centres = np.vstack([centres, scaled[draws.choice(len(scaled), p=away / away.sum())]])
     for _ in range(rounds):
-        nearest: NDArray[np.intp] = ((scaled[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+        nearest: Places = ((scaled[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
         centres = np.array([scaled[nearest == place].mean(axis=0) for place in range(count)])
     return nearest
 
@@ -223,7 +221,7 @@ class ServiceArrays:
         ]
         return ServiceRequests(tuple(RequestLengths(int(i), int(o), float(at)) for i, o, at in rows), tuple(hints))
 
-    def only(self, which: slice | NDArray[np.bool_]) -> "ServiceArrays":
+    def only(self, which: slice | Flags) -> "ServiceArrays":
         """Return a selection of the requests."""
         columns = (self.arrival_s, self.inputs, self.outputs, self.expected)
         return ServiceArrays(self.service, *(column[which] for column in columns))

@@ -3,12 +3,10 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xcore.specs.workload import LengthDistribution
-
-Array = NDArray[np.float64]
 
 
 def skewed_normal(mean: float, std: float, most: int, skewness: float = 0.0) -> LengthDistribution:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from exegpt.report.sections import Section
 from exegpt.reproduction.setup import Setup, setup
+from xcore.arrays import Array
 from xcore.specs.schedule import Stage
 from xscheduler.allocation import Layout, both_stages, layer_speeds, partial_layouts, side_stages
 from xsimulator.estimates import outcome
@@ -23,7 +23,6 @@ from xsimulator.steady.outcome import latency, memory_share
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.waa import WAA
 
-Array = NDArray[np.float64]
 TOLERANCES = (0.02, 0.05, 0.10)
 ENCODE_BATCHES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 DECODE_ITERATIONS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)

@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xcore.applications.demand_graph import END, LLM, DemandGraph, DemandStep, JointRecords
-
-Array = np.ndarray
+from xcore.arrays import Array, Places
 
 WALKS = 1000
 MOST_HOPS = 50
@@ -172,7 +172,7 @@ class ApplicationDemand:
             total_s[chosen], longest_s[chosen] = behind.total_s[chosen], behind.longest_s[chosen]
         return DemandSamples(total_s, longest_s)
 
-    def _walk(self, units: Array) -> DemandSamples:
+    def _walk(self, units: NDArray[np.object_]) -> DemandSamples:
         """Return the demand of walks from `units`, names [walks], to the end, or for MOST_HOPS calls."""
         total_s, longest_s = np.zeros(len(units)), np.zeros(len(units))
         for _ in range(MOST_HOPS):
@@ -269,9 +269,9 @@ class Correlations:
                 return matching
         return np.array(prior, np.float64)
 
-    def _bucket_of(self, rows: Array) -> Array:
+    def _bucket_of(self, rows: Array) -> Places:
         """Return bucket numbers, int [..., 6]; values outside the range are in the outermost buckets."""
-        buckets: Array = np.clip((rows - self._lowest) / self._width * BUCKETS, 0, BUCKETS - 1).astype(int)
+        buckets: Places = np.clip((rows - self._lowest) / self._width * BUCKETS, 0, BUCKETS - 1).astype(int)
         return buckets
 
 

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from xcore import document
 from xcore.errors import InputError
@@ -181,7 +180,7 @@ def read_demand_graphs(path: Path) -> tuple[DemandGraph, ...]:
     return tuple(_published(name, units, what) for name, units in data.items())
 
 
-def _published(name: str, units: Any, what: str) -> DemandGraph:
+def _published(name: str, units: object, what: str) -> DemandGraph:
     """Return a graph from units by name with `type`, `next` and samples; `start` and `end` have no samples."""
     if not isinstance(units, dict) or not all(isinstance(unit, dict) for unit in units.values()):
         raise InputError(f"{what}: the application '{name}' must be a group of units.")

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xcore.arrays import Array
+
 
 def prewarm_at(
-    seconds: Sequence[float] | np.ndarray,
+    seconds: Sequence[float] | Array,
     elapsed_s: float,
     probability: float,
     knob: float,
@@ -34,7 +36,7 @@ def prewarm_at(
     return max(elapsed_s, _quantile(remaining, 1 - level if literal_eq3 else level) - warm_up_s)
 
 
-def _quantile(rising: np.ndarray, level: float) -> float:
+def _quantile(rising: Array, level: float) -> float:
     """Return F^-1: the smallest sample such that at least the share `level` of the samples are not above it."""
     return float(rising[max(0, math.ceil(level * len(rising) - 1e-9) - 1)])
 
@@ -58,7 +60,7 @@ def effect(begun_s: float, warm_up_s: float, completion_s: float, used: bool) ->
 
 
 def expected_effect(
-    seconds: Sequence[float] | np.ndarray,
+    seconds: Sequence[float] | Array,
     probability: float,
     knob: float,
     warm_up_s: float,

@@ -1,7 +1,6 @@
 """The sizes of each architecture from its config.json: one file for each family, without torch."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from xcore.architectures.config_sizes import Config
 from xcore.architectures.deepseek_family import deepseek_v3
@@ -43,7 +42,7 @@ _TEXT_PARTS = ("gemma3", "kimi_k25", "llama4", "mistral3")
 """Types of models that read images too: their `text_config` is planned."""
 
 
-def read_sizes(config: dict[str, Any], name: str) -> ModelSpec:
+def read_sizes(config: Mapping[str, object], name: str) -> ModelSpec:
     """Return the sizes that a config.json describes; of a model that reads images too, those of its text part.
 
     Raises:

@@ -1,8 +1,8 @@
 """Config: a `config.json` whose sizes are checked on access."""
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.specs.model import MAX_LAYERS, MAX_SIZE, checked_size
@@ -14,7 +14,7 @@ LAYERS = "num_hidden_layers"
 class Config:
     """A `config.json` whose sizes are checked on access, by the file's own names."""
 
-    values: dict[str, Any]
+    values: Mapping[str, object]
     name: str
 
     def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:

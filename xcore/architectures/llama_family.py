@@ -1,7 +1,7 @@
 """Llama, and dense architectures that differ little from it: Mistral, Qwen 2 and 3, Phi 3 and 4."""
 
 import reprlib
-from typing import Any
+from collections.abc import Mapping
 
 from xcore.architectures.config_sizes import LAYERS, Config, even
 from xcore.errors import InputError
@@ -29,7 +29,7 @@ def grouped_query(config: Config, name: str) -> ModelSpec:
     )
 
 
-def attention_window(config: dict[str, Any], layer: int) -> int | None:
+def attention_window(config: Mapping[str, object], layer: int) -> int | None:
     """Return how many tokens a layer's tokens see, themselves and earlier ones; None for all.
 
     The rule is that of transformers: a Mistral config without a window has 4,096; a Qwen config has windows only if it
@@ -38,9 +38,8 @@ def attention_window(config: dict[str, Any], layer: int) -> int | None:
     kind = config.get("model_type")
     if kind != "mistral" and (kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window")):
         return None
-    window: int | None = config.get("sliding_window", 4096)
-    if window is not None:
-        checked_size(window, "The config has sliding_window")
+    value = config.get("sliding_window", 4096)
+    window = None if value is None else checked_size(value, "The config has sliding_window")
     if kind == "mistral":
         return window
     types, first = config.get("layer_types"), config.get("max_window_layers", 28)
@@ -55,7 +54,7 @@ def attention_window(config: dict[str, Any], layer: int) -> int | None:
     return window if layer >= first else None
 
 
-def _common_window(config: dict[str, Any], layers: int) -> int | None:
+def _common_window(config: Mapping[str, object], layers: int) -> int | None:
     """Return the window of all layers; None if one of them sees everything, or they differ."""
     windows = {attention_window(config, layer) for layer in range(layers)}
     return windows.pop() if len(windows) == 1 else None

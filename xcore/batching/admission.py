@@ -6,16 +6,18 @@ in vLLM.
 """
 
 from collections.abc import Sequence as Items
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
+from xcore.arrays import Array, Integers
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.sequence import Sequence
 from xcore.batching.step import ENDLESS
 
 Admission = Literal["reserve", "grow"]
+Tokens = TypeVar("Tokens", int, Array, Integers)
 
 
-def most_cached(input_tokens: Any, max_output: Any, encoder_decoder: bool) -> Any:
+def most_cached(input_tokens: Tokens, max_output: Tokens, encoder_decoder: bool) -> Tokens:
     """Return the most tokens that a request ever has in the cache; ints, or arrays of one shape.
 
     A request's last token is never cached. An encoder-decoder caches a start token too.

@@ -11,6 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from xcore.arrays import Array, Integers
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.sequence import PREEMPTED, WAITING, Sequence
 from xcore.specs.workload import LengthDistribution
@@ -22,8 +23,6 @@ docs/theory.md shows the effect of other values.
 """
 _MOMENTS = 8
 """Number of iterations ahead that are checked, evenly spread."""
-
-Array = np.ndarray
 
 
 class Forecast:
@@ -57,7 +56,7 @@ class Forecast:
         blocks = -(-(cached + self._ahead) // pool.block_size)
         return running * blocks, running * (1.0 - running) * blocks**2
 
-    def _running(self, unfinished: int, tokens: Array) -> Array:
+    def _running(self, unfinished: int, tokens: Integers) -> Array:
         """Return [moments]: probabilities that a sequence continues after `tokens` tokens.
 
         It is known to continue after `unfinished` tokens. A sequence longer than every length of the distribution

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush, nsmallest
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from xcore.batching.order import FollowingOrder
 from xcore.batching.sequence import Sequence
@@ -14,8 +14,8 @@ class KeyedHeap(Generic[T]):
     """Items by key, then by name. An entry whose key was replaced stays in the heap until it comes first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Any, Any, T]] = []
-        self._entries: dict[Hashable, tuple[Any, Any, T]] = {}
+        self._heap: list[tuple[object, Hashable, T]] = []
+        self._entries: dict[Hashable, tuple[object, Hashable, T]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -27,7 +27,7 @@ class KeyedHeap(Generic[T]):
         """Iterate in no particular order."""
         return (entry[-1] for entry in self._entries.values())
 
-    def put(self, name: Hashable, key: Any, item: T) -> None:
+    def put(self, name: Hashable, key: object, item: T) -> None:
         """Add an item, or replace its key."""
         entry = self._entries[name] = (key, name, item)
         heappush(self._heap, entry)
@@ -37,7 +37,7 @@ class KeyedHeap(Generic[T]):
         if self._entries.pop(name, None) and len(self._heap) > 2 * len(self._entries) + 8:
             self._rebuild()
 
-    def first(self) -> tuple[Any, Any, T] | None:
+    def first(self) -> tuple[object, Hashable, T] | None:
         """Return the key, name and item of the first entry."""
         heap, entries = self._heap, self._entries
         while heap:
@@ -50,11 +50,11 @@ class KeyedHeap(Generic[T]):
         """Return up to `most` items in order."""
         return [entry[-1] for entry in self.entries(most)]
 
-    def entries(self, most: int) -> list[tuple[Any, Any, T]]:
+    def entries(self, most: int) -> list[tuple[object, Hashable, T]]:
         """Return the keys, names and items of up to `most` entries in order."""
         return nsmallest(most, self._entries.values())
 
-    def rekey(self, key: Callable[[T], Any]) -> None:
+    def rekey(self, key: Callable[[T], object]) -> None:
         """Compute all keys again."""
         self._entries = {name: (key(item), name, item) for _, name, item in self._entries.values()}
         self._rebuild()
@@ -87,7 +87,7 @@ class GroupedHeap:
         for group in self._groups.values():
             yield from group
 
-    def put(self, name: Hashable, key: Any, item: Sequence) -> None:
+    def put(self, name: Hashable, key: object, item: Sequence) -> None:
         """Add a sequence, or replace its key and its group."""
         self.discard(name)
         group = self._group_of[name] = self._order.group(item)
@@ -107,7 +107,7 @@ class GroupedHeap:
             del self._groups[group]
             self._heads.discard(group)
 
-    def first(self) -> tuple[Any, Any, Sequence] | None:
+    def first(self) -> tuple[object, Hashable, Sequence] | None:
         """Return the key, name and item of the first entry."""
         while top := self._heads.first():
             head = self._groups[top[1]].first()
@@ -126,10 +126,10 @@ class GroupedHeap:
             firsts += [((key, *entry[:2]), entry[-1]) for entry in members.entries(most)]
         return [sequence for _, sequence in nsmallest(most, firsts, key=lambda pair: pair[0])]
 
-    def rekey(self, key: Callable[[Sequence], Any]) -> None:
+    def rekey(self, key: Callable[[Sequence], object]) -> None:
         """Compute all keys again."""
         for sequence in list(self):
             self.put(sequence.index, key(sequence), sequence)
 
-    def _head_key(self, group: Hashable, head: tuple[Any, Any, Sequence]) -> tuple[Any, Any, Any]:
+    def _head_key(self, group: Hashable, head: tuple[object, Hashable, Sequence]) -> tuple[object, object, Hashable]:
         return self._order.group_key(group), head[0], head[1]

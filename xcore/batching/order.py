@@ -1,7 +1,7 @@
 """Order: which waiting sequence comes first, by a key."""
 
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from xcore.batching.sequence import Sequence
 from xcore.batching.step import Step
@@ -16,7 +16,7 @@ class Order(Protocol):
     changes: bool
     """Whether any key may change at any time. If so, all keys are computed again at every new moment."""
 
-    def key(self, sequence: Sequence, now: float) -> Any:
+    def key(self, sequence: Sequence, now: float) -> object:
         """Return the sorting key: lower is earlier; sequences with equal keys come in the order of their indices."""
 
 
@@ -37,7 +37,7 @@ class FollowingOrder:
     def attach(self, ledger: "Ledger") -> None:
         """Learn the ledger whose sequences it follows, before any of them."""
 
-    def key(self, sequence: Sequence, now: float) -> Any:
+    def key(self, sequence: Sequence, now: float) -> object:
         """Return the key as `Order.key`; it is constant while a sequence waits, unless `due` returns the sequence."""
         raise NotImplementedError
 
@@ -45,7 +45,7 @@ class FollowingOrder:
         """Return the group that a sequence waits in; constant while it waits, unless `due` returns the sequence."""
         return None
 
-    def group_key(self, group: Hashable) -> Any:
+    def group_key(self, group: Hashable) -> object:
         """Return a group's key: lower is earlier; while a group has waiting sequences, its key may only rise."""
         return 0
 

@@ -13,7 +13,6 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Items
-from typing import Any
 
 from xcore.batching.kv_pool import check_size
 
@@ -59,7 +58,7 @@ class PrefixPool:
         """Record from now on which keys can be found, for `take_changes`."""
         self._changes = {}
 
-    def take_changes(self) -> tuple[list[Any], list[Any]]:
+    def take_changes(self) -> tuple[list[Hashable], list[Hashable]]:
         """Return the keys that entered and left the cache since the last call; none unless changes are recorded."""
         changes = self._changes or {}
         if changes:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from xcore.batching.sequence import Sequence
 
@@ -22,7 +22,7 @@ class Work:
     decode: Items[Sequence]
 
     @property
-    def phase(self) -> Any:
+    def phase(self) -> Literal["encode", "decode", "mixed"]:
         """Return `encode`, `decode` or `mixed`."""
         if self.encode and self.decode:
             return "mixed"

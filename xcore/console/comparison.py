@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from xcore.document import to_dict
 from xcore.requests.request import Result
@@ -76,7 +75,7 @@ class Comparison:
         """Return (measured − predicted) / measured by figure; None if either is unknown or nothing was measured."""
         return {key: relative(getattr(self.measured, key), getattr(self.predicted, key)) for key in KEYS}
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the object that `run --json` prints."""
         return {
             **to_dict(self.measured),

@@ -6,10 +6,10 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xcore import quantity
 from xcore.duration import duration_text
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
+    from rich.table import Table
 
     from xcore.specs.profile import Profile
 
@@ -46,15 +47,15 @@ def stderr() -> "Console":
     return Console(stderr=True, highlight=False)
 
 
-def note(text: str, event: str = "note", **facts: Any) -> None:
+def note(text: str, event: str = "note", **facts: object) -> None:
     """Print a note to standard error; as a JSON line with further facts if the environment asks for JSON.
 
     A command continues even if its log's disk is full or the log's reader has ended.
     """
-    log(text, event, **facts)
+    log(text, event, False, **facts)
 
 
-def log(text: str, event: str, dated: bool = False, **facts: Any) -> bool:
+def log(text: str, event: str, dated: bool = False, **facts: object) -> bool:
     """Print a note as `note` does, `dated` with the time, and return whether it was written."""
     if dated and os.environ.get(LOG_FORMAT) != "json":  # a JSON line has the time anyway
         text = f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}"
@@ -65,7 +66,7 @@ def log(text: str, event: str, dated: bool = False, **facts: Any) -> bool:
     return True
 
 
-def _print_note(text: str, event: str, facts: dict[str, Any]) -> None:
+def _print_note(text: str, event: str, facts: Mapping[str, object]) -> None:
     if of := os.environ.get(NOTES_OF):
         text = f"{of}: {text}"
     if os.environ.get(LOG_FORMAT) != "json":
@@ -85,7 +86,7 @@ def notes(texts: Iterable[str]) -> None:
         note(f"· {text}")
 
 
-def emit(data: dict[str, Any]) -> None:
+def emit(data: Mapping[str, object]) -> None:
     """Print one JSON document."""
     from xcore.document import dumps
 
@@ -126,7 +127,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
     console.print(drawn if console.is_terminal else _unbounded(drawn, console))
 
 
-def _unbounded(drawn: Any, console: Any) -> Any:
+def _unbounded(drawn: "Table", console: "Console") -> "Table":
     """Widen the console for a table that goes to a file or a pipe, so that it isn't cut to a terminal's width."""
     console.width = max(console.width, console.measure(drawn, options=console.options.update(width=400)).maximum)
     return drawn
@@ -176,7 +177,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def provenance(profile: "Profile | None" = None, seed: int | None = None, **more: Any) -> dict[str, Any]:
+def provenance(profile: "Profile | None" = None, seed: int | None = None, **more: object) -> dict[str, object]:
     """Return the provenance of an answer: versions, profile, seed, command line, and further facts of a command."""
     from xcore import __version__
 

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 from xcore.batching import FollowingOrder, Ledger, Order, Sequence, Step
 
@@ -109,14 +108,14 @@ class StarvationGuard(FollowingOrder):
             return PROMOTED
         return ("ordinary", self._inner.group(sequence) if self._inner else None)
 
-    def group_key(self, group: Hashable) -> tuple[Any, ...]:
+    def group_key(self, group: Hashable) -> tuple[object, ...]:
         """Return the group's key: promoted sequences come first."""
         if group == PROMOTED:
             return (0,)
         assert isinstance(group, tuple)
         return (1, self._inner.group_key(group[1]) if self._inner and self._inner.grouped else 0)
 
-    def key(self, sequence: Sequence, now: float) -> Any:
+    def key(self, sequence: Sequence, now: float) -> object:
         """Return the promotion number of a promoted sequence, else the key of the inner order."""
         place = self._promoted.get(sequence.index)
         return (place,) if place is not None else self.order.key(sequence, now)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Items
-from typing import Any
 
 from xcore.applications.warming import ReactiveWarming, Recent, WarmCall, Warmth
 from xcore.batching import FollowingOrder, Ledger, Order, Sequence, Status, Step
@@ -135,11 +134,11 @@ class Warmed(FollowingOrder):
         """Return the inner order's group."""
         return self._inner.group(sequence) if self._inner else None
 
-    def group_key(self, group: Hashable) -> Any:
+    def group_key(self, group: Hashable) -> object:
         """Return the inner order's key of a group."""
         return self._inner.group_key(group) if self._inner else 0
 
-    def key(self, sequence: Sequence, now: float) -> Any:
+    def key(self, sequence: Sequence, now: float) -> object:
         """Return the inner order's key."""
         return self.order.key(sequence, now)
 

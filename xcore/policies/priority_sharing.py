@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 from xcore.batching import Sequence
-from xcore.policies.sharing import Tenant, Unit
+from xcore.batching.order import Order
+from xcore.policies.sharing import Tenant, TenantT, Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Work that a model could do: prefill waiting prompts, or decode its residents' next tokens."""
 
-    key: Any
+    key: object
     """Key of the first of its sequences."""
     place: int
     """Index of the model."""
@@ -20,7 +21,7 @@ class Candidate:
     first: Sequence
 
     @property
-    def order(self) -> tuple[Any, int]:
+    def order(self) -> tuple[object, int]:
         """Return the sorting key: lower is earlier."""
         return self.key, self.place
 
@@ -40,7 +41,7 @@ class PrioritySharing:
     def __init__(self, prompts_first: bool):
         self.prompts_first = prompts_first
 
-    def start(self, unit: Unit, now: float) -> None:
+    def start(self, unit: Unit[TenantT], now: float) -> None:
         """Start a job if none runs; end a row of iterations early if requests have arrived since its start."""
         if unit.running:
             (job,) = unit.running
@@ -59,19 +60,20 @@ class PrioritySharing:
             if unit.running:
                 return
 
-    def _candidates(self, unit: Unit, now: float) -> list[Candidate]:
+    def _candidates(self, unit: Unit[TenantT], now: float) -> list[Candidate]:
         """Return each model's first waiting request that would be admitted, and its first resident."""
         found = []
         for place, tenant in enumerate(unit.tenants):
             prompts, residents = _prompts(tenant, place, now), _residents(tenant, place, now)
             if prompts and residents and self.prompts_first:
-                found.append(Candidate(min(prompts.key, residents.key), place, "encode", prompts.first))
+                first = min(prompts, residents, key=lambda own: own.order)
+                found.append(Candidate(first.key, place, "encode", prompts.first))
             else:
                 found += [candidate for candidate in (prompts, residents) if candidate]
         return found
 
 
-def _decode(unit: Unit, tenant: Tenant, now: float, lasts_s: float) -> None:
+def _decode(unit: Unit[TenantT], tenant: TenantT, now: float, lasts_s: float) -> None:
     """Start a row of decode iterations of a model that stays first for `lasts_s` seconds."""
     unit.decode(tenant, None if lasts_s > 0 else 1)
     if tenant.job and lasts_s < inf:  # the runner's rows are over at once
@@ -94,7 +96,7 @@ def _residents(tenant: Tenant, place: int, now: float) -> Candidate | None:
     return Candidate(best, place, "decode", first)
 
 
-def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
+def _steady_s(unit: Unit[TenantT], tenant: TenantT, first: Sequence, now: float) -> float:
     """Return the seconds for which a model's first resident stays first if it runs and no request arrives.
 
     This is a lower bound: 0 for an order that can't predict it. The order then decides at every iteration.
@@ -111,7 +113,7 @@ def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
     return seconds
 
 
-def _waiting_s(unit: Unit, now: float) -> float:
+def _waiting_s(unit: Unit[TenantT], now: float) -> float:
     """Return the seconds for which each model's first waiting prompt stays the same if no request arrives.
 
     Another prompt may have its blocks.
@@ -133,5 +135,5 @@ def _new(tenant: Tenant, since: float, now: float) -> bool:
     return first is not None and first.arrival_s > since and tenant.can_prefill(now)
 
 
-def _order(tenant: Tenant) -> Any:
+def _order(tenant: Tenant) -> Order:
     return tenant.ledger.waiting.order

@@ -5,9 +5,25 @@ them, one after the other.
 """
 
 from collections.abc import Sequence as Items
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from xcore.batching import Ledger, Sequence
+from xcore.policies.one_phase import OnePhasePolicy
+
+
+class Job(Protocol):
+    """A model's iterations that run. Times are in seconds."""
+
+    @property
+    def phase(self) -> str:
+        """Return `encode` or `decode`."""
+
+    @property
+    def start_s(self) -> float:
+        """Return when it began."""
+
+    def cut(self, now: float) -> None:
+        """End the row of iterations with the one that runs at `now`."""
 
 
 class Tenant(Protocol):
@@ -18,7 +34,7 @@ class Tenant(Protocol):
         """Return the ledger of the model's requests."""
 
     @property
-    def job(self) -> Any:
+    def job(self) -> Job | None:
         """Return the model's running job, or None."""
 
     @property
@@ -26,8 +42,8 @@ class Tenant(Protocol):
         """Return when the model's last job ended."""
 
     @property
-    def limits(self) -> Any:
-        """Return the model's limits: `prefill_share` and `decode_share`, of the multiprocessors."""
+    def limits(self) -> OnePhasePolicy:
+        """Return the model's limits."""
 
     def first(self, now: float) -> Sequence | None:
         """Return the waiting prompt that is admitted next, if its blocks are free."""
@@ -39,36 +55,39 @@ class Tenant(Protocol):
         """Return whether the model has sequences to decode."""
 
 
-class Unit(Protocol):
+TenantT = TypeVar("TenantT", bound=Tenant)
+
+
+class Unit(Protocol[TenantT]):
     """Devices that several models share."""
 
     @property
-    def tenants(self) -> Items[Any]:
+    def tenants(self) -> Items[TenantT]:
         """Return the models."""
 
     @property
-    def running(self) -> Items[Any]:
+    def running(self) -> Items[Job]:
         """Return the running jobs."""
 
     @property
     def used(self) -> float:
         """Return the sum of the shares of all running jobs."""
 
-    def prefill(self, tenant: Any) -> None:
+    def prefill(self, tenant: TenantT) -> None:
         """Start a model's prompts."""
 
-    def decode(self, tenant: Any, most: int | None = None) -> None:
+    def decode(self, tenant: TenantT, most: int | None = None) -> None:
         """Start a model's decoding, up to `most` iterations in a row, unless all its sequences are preempted."""
 
 
 class Sharing(Protocol):
     """Decides which model runs next, and on what share."""
 
-    def start(self, unit: Unit, now: float) -> None:
+    def start(self, unit: Unit[TenantT], now: float) -> None:
         """Start all jobs that may run now, by `unit.prefill` and `unit.decode`; end rows that block them."""
 
 
-def in_turn(unit: Unit) -> list[Tenant]:
+def in_turn(unit: Unit[TenantT]) -> list[TenantT]:
     """Return the models without a running job, the longest idle one first."""
     return sorted((t for t in unit.tenants if t.job is None), key=lambda t: t.idle_since_s)
 
@@ -88,7 +107,7 @@ class SpatialSharing:
         self._next = 0
         """The index of the model after the last one that prefilled."""
 
-    def start(self, unit: Unit, now: float) -> None:
+    def start(self, unit: Unit[TenantT], now: float) -> None:
         """Start a prefill if none runs, and decoding at the same time."""
         prefilling = any(job.phase == "encode" for job in unit.running)
         waits = not prefilling and self._must_wait(unit, now)
@@ -103,7 +122,7 @@ class SpatialSharing:
             for job in unit.running:
                 job.cut(now)
 
-    def _must_wait(self, unit: Unit, now: float) -> bool:
+    def _must_wait(self, unit: Unit[TenantT], now: float) -> bool:
         """Start the first prefill that can run; if none can, return whether one lacks only devices."""
         blocked, count = False, len(unit.tenants)
         for place in range(self._next, self._next + count):
@@ -117,7 +136,7 @@ class SpatialSharing:
             blocked = True
         return blocked
 
-    def _fits(self, unit: Unit, share: float) -> bool:
+    def _fits(self, unit: Unit[TenantT], share: float) -> bool:
         return not unit.running or unit.used + share <= self._most
 
 
@@ -131,7 +150,7 @@ class TimeSharing:
     def __init__(self, in_order: bool):
         self._in_order = in_order
 
-    def start(self, unit: Unit, now: float) -> None:
+    def start(self, unit: Unit[TenantT], now: float) -> None:
         """Start a job if none runs; a row of iterations ends if a prompt waits."""
         first = self._first(unit, now)
         if unit.running:
@@ -146,7 +165,7 @@ class TimeSharing:
             if unit.running:
                 return
 
-    def _first(self, unit: Unit, now: float) -> Tenant | None:
+    def _first(self, unit: Unit[TenantT], now: float) -> TenantT | None:
         """Return the model whose prompt is next; None if there is none, or it must wait."""
         arrivals = [
             (first.arrival_s, place)
@@ -155,7 +174,7 @@ class TimeSharing:
         ]
         return _if_it_can_prefill(unit, arrivals, now)
 
-    def _rows(self, unit: Unit, now: float) -> list[tuple[Tenant, int | None]]:
+    def _rows(self, unit: Unit[TenantT], now: float) -> list[tuple[TenantT, int | None]]:
         """Return the models that may decode, in order of preference, and for how many iterations in a row."""
         decoding = [tenant for tenant in in_turn(unit) if tenant.can_decode(now)]
         return [(tenant, 1 if len(decoding) > 1 else None) for tenant in decoding]
@@ -171,7 +190,7 @@ class FirstComeSharing(TimeSharing):
     def __init__(self) -> None:
         super().__init__(in_order=True)
 
-    def _first(self, unit: Unit, now: float) -> Tenant | None:
+    def _first(self, unit: Unit[TenantT], now: float) -> TenantT | None:
         arrivals = [
             (first.arrival_s, place)
             for place, tenant in enumerate(unit.tenants)
@@ -179,16 +198,16 @@ class FirstComeSharing(TimeSharing):
         ]
         return _if_it_can_prefill(unit, arrivals, now)
 
-    def _rows(self, unit: Unit, now: float) -> list[tuple[Tenant, int | None]]:
+    def _rows(self, unit: Unit[TenantT], now: float) -> list[tuple[TenantT, int | None]]:
         decoding = [tenant for tenant in unit.tenants if tenant.can_decode(now)]
         return [(tenant, None) for tenant in sorted(decoding, key=_oldest_s)]
 
 
-def _if_it_can_prefill(unit: Unit, arrivals: list[tuple[float, int]], now: float) -> Tenant | None:
+def _if_it_can_prefill(unit: Unit[TenantT], arrivals: list[tuple[float, int]], now: float) -> TenantT | None:
     """Return the model of the earliest arrival, by its index, if it can prefill."""
     if not arrivals:
         return None
-    tenant: Tenant = unit.tenants[min(arrivals)[1]]
+    tenant = unit.tenants[min(arrivals)[1]]
     return tenant if tenant.can_prefill(now) else None
 
 

@@ -7,11 +7,13 @@ A message is its length (8 bytes, little-endian) and its bytes (`xcore.requests.
 `TokenEvent` from the rank that decides to the frontend; on the wire, the events of a step are `TokenColumns`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from xcore.arrays import Array, Integers
 from xcore.requests.message import pack, unpack
 from xcore.requests.request import FinishReason, Request, Result
 from xcore.specs.profile import Profile
@@ -30,8 +32,6 @@ MAX_BYTES = 2**28
 """Largest message in bytes; a longer one is refused."""
 PREFIX = 8
 """Bytes of a message's length."""
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class LogProbColumns:
 
     own: Array
     """float64 [tokens]; NaN: none."""
-    counts: Array
+    counts: Integers
     """int64 [tokens]: number of likeliest tokens of each."""
-    likeliest: Array
+    likeliest: Integers
     """int64 [sum of counts]."""
     values: Array
     """float64 [sum of counts]."""
@@ -194,11 +194,11 @@ Event = TokenEvent | Result
 class TokenColumns:
     """The `TokenEvent`s of an engine's steps, in order, as arrays [tokens]."""
 
-    ids: Array
+    ids: Integers
     """int64; the engine's request ids are whole numbers."""
-    indices: Array
+    indices: Integers
     """int64."""
-    tokens: Array
+    tokens: Integers
     """int64."""
     made_s: Array
     """float64."""
@@ -246,13 +246,13 @@ class TokenColumns:
 class CachedKeys:
     """The blocks that entered and left the prefix cache, by `short_keys`: uint64 arrays."""
 
-    found: Array
-    lost: Array
+    found: NDArray[np.uint64]
+    lost: NDArray[np.uint64]
 
 
-def short_keys(keys: Iterable[bytes]) -> Array:
+def short_keys(keys: Iterable[Hashable]) -> NDArray[np.uint64]:
     """Return the first eight bytes of each key: enough to tell the blocks of one cache apart."""
-    return np.frombuffer(b"".join(key[:8] for key in keys), dtype="<u8")
+    return np.frombuffer(b"".join(key[:8] for key in keys if isinstance(key, bytes)), dtype="<u8")
 
 
 @dataclass(frozen=True)

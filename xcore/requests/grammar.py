@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xcore.document import read_text
 from xcore.errors import InputError, refusing
@@ -40,7 +41,7 @@ class Grammar:
         """Return whether the grammar can't be followed any more, for example because it has become too complex."""
         return self._matcher.is_error()
 
-    def mask(self) -> np.ndarray:
+    def mask(self) -> NDArray[np.int32]:
         """Return the tokens that may come next, as `LogitEdits.allowed`: int32 [ceil(vocab / 32)]."""
         return np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from xcore.spec import Spec
 from xcore.specs.workload import RequestLengths
+from xcore.traces.labels import Labels
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 NO_GRAMMAR = "the grammar can't be followed any further"
@@ -98,6 +99,11 @@ class Request(Spec):
     def own_seed(self) -> int:
         """Return the seed, or a hash of the id."""
         return zlib.crc32(self.id.encode()) if self.seed is None else self.seed
+
+    @property
+    def labels(self) -> Labels:
+        """Return where it comes from and when it is due."""
+        return Labels(self.client, self.application, self.run, self.unit, self.deadline_s)
 
     @property
     def lengths(self) -> RequestLengths:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xcore.columns import parse_columns
 from xcore.requests.request import Request
@@ -40,8 +40,9 @@ def read_for_model(
     named = parse_columns(columns) if columns else None
     check = grammar_check(directory, spec)
     fit = fitted_to_context(Path(source).name, spec, note, scale)
-    how: dict[str, Any] = {"seed": seed, "columns": named, "skip_invalid": skip_invalid}
-    return read_requests(source, spec, encode, note=note, check=check, fit=fit, **how)
+    return read_requests(
+        source, spec, encode, seed=seed, columns=named, skip_invalid=skip_invalid, note=note, check=check, fit=fit
+    )
 
 
 def fitted_to_context(

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from xcore.errors import InputError, TooLong
 from xcore.requests.request import Request, Result
 from xcore.specs.model import ModelSpec
 from xcore.specs.workload import RequestLengths
+from xcore.traces.labels import Labels
 from xcore.traces.trace import AFTER, LABELS, Note, form_of, labels_of, read_labels, read_trace, silent
 
 Encode = Callable[[str], Sequence[int]]
@@ -105,12 +106,12 @@ def read_requests(
             note(f"shared prefixes of the prompts in '{source}' are not used: the prompts are drawn at random")
         fitted = fit(rows)
         labels = labels_of(read_labels(source, columns), rows, fitted, model.longest_request)
-        if any(AFTER in own for own in labels):
+        if any(own.after_s is not None for own in labels):
             raise InputError(
                 f"'{source}' has a column {AFTER}, which only `exegpt simulate` follows: give each request its arrival."
             )
         drawn = random_requests(fitted, model.vocab, seed)
-        drawn = [replace(request, **own) for request, own in zip(drawn, labels, strict=True)]
+        drawn = [_labelled(request, own) for request, own in zip(drawn, labels, strict=True)]
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
     elif columns:
         named = ",".join(f"{column}={name}" for column, name in columns.items())
@@ -148,6 +149,17 @@ def read_requests(
         Rejected(Result(own or _unused(where, seen), tokens, (), "error", 0.0, None, None, 0.0), reason)
         for where, own, tokens, reason in failed
     ]
+
+
+def _labelled(request: Request, own: Labels) -> Request:
+    return replace(
+        request,
+        client=own.client,
+        application=own.application,
+        run=own.run,
+        unit=own.unit,
+        deadline_s=own.deadline_s,
+    )
 
 
 def check_request(request: Request, model: ModelSpec, skippable: bool = True) -> None:
@@ -249,7 +261,7 @@ def _parse(line: str, where: str, encode: Encode | None) -> Request:
     return request_of(read_entry(line, where), where, encode)
 
 
-def read_entry(line: str, where: str) -> dict[str, Any]:
+def read_entry(line: str, where: str) -> dict[str, object]:
     """Return the keys of a request in a line of JSON."""
     entry = parse_json(line, f"The request in {where}")
     if not isinstance(entry, dict):
@@ -296,38 +308,37 @@ def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
     return choice | {key: read(entry[key], name) for key, read in _OTHERS.items() if entry.get(key) is not None}
 
 
-def _logit_bias(value: Any, name: str) -> tuple[tuple[int, float], ...]:
+def _logit_bias(value: object, name: str) -> tuple[tuple[int, float], ...]:
     """Return the additions to tokens' logits by their ids, which are text in JSON as in OpenAI's API."""
-    usable = isinstance(value, dict) and all(
+    if not isinstance(value, dict) or not all(
         token.isdecimal() and len(token) <= _MOST_DIGITS and _is_number(bias) for token, bias in value.items()
-    )
-    if not usable:
+    ):
         raise InputError(f'{name} has a logit_bias that is not token ids with numbers, such as {{"50256": -100}}.')
     return tuple((int(token), bias) for token, bias in value.items())  # a whole number may be too large for a float
 
 
-def _stop_token_ids(value: Any, name: str) -> tuple[int, ...]:
+def _stop_token_ids(value: object, name: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(map(_is_int, value)):
         raise InputError(f"{name} has stop_token_ids that are not a list of whole numbers.")
     return tuple(value)
 
 
-def _grammar(value: Any, name: str) -> str:
+def _grammar(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} has a grammar that is not text.")
     return value
 
 
-def _prompt_logprobs(value: Any, name: str) -> bool:
+def _prompt_logprobs(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{name} has prompt_logprobs = {value!r}: it must be true or false.")
     return value
 
 
-def _name(key: str) -> Callable[[Any, str], str]:
+def _name(key: str) -> Callable[[object, str], str]:
     """Return a function that reads a key whose value is a text."""
 
-    def read(value: Any, name: str) -> str:
+    def read(value: object, name: str) -> str:
         if not isinstance(value, str) or not value:
             raise InputError(f"{name} has {key} = {value!r}: it must be a text.")
         return value
@@ -335,7 +346,7 @@ def _name(key: str) -> Callable[[Any, str], str]:
     return read
 
 
-def _deadline(value: Any, name: str) -> float:
+def _deadline(value: object, name: str) -> float:
     if not _is_number(value) or not 0 <= value <= LATEST_S:
         raise InputError(
             f"{name} has deadline_s = {value!r}: it must be the seconds after the request's arrival, from 0 to "
@@ -344,7 +355,7 @@ def _deadline(value: Any, name: str) -> float:
     return float(value)
 
 
-_OTHERS: dict[str, Callable[[Any, str], Any]] = {
+_OTHERS: dict[str, Callable[[object, str], object]] = {
     "logit_bias": _logit_bias,
     "stop_token_ids": _stop_token_ids,
     "grammar": _grammar,
@@ -375,11 +386,11 @@ def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequ
         raise InputError(f"{name} has a text prompt, and {error}") from None
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

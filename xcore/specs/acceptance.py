@@ -6,15 +6,12 @@ It is read from a rate, from rates by position, or from a file with measured acc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xcore.specs.speculation import MOST_DRAFTED
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def _from_file(text: str) -> Acceptance:
     return Acceptance(_by_length(chosen[0], path), text)
 
 
-def _curves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[int, float]]]:
+def _curves(value: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[int, float]]]:
     """Yield the groups whose keys are all numbers of draft tokens, with the keys above them."""
     if not isinstance(value, dict) or not value:
         return

@@ -6,12 +6,11 @@ and parameter counts can be compared with what transformers builds from the same
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 from xcore.specs.model import ModelSpec
 from xcore.specs.model_names import resolve
 
-Config = dict[str, Any]
+Config = dict[str, object]
 
 
 def _t5(layers: int, hidden: int, heads: int, head_size: int, ffn: int, gated: bool = False) -> Config:
@@ -97,9 +96,9 @@ _qwen3 = functools.partial(_llama, kind="qwen3", context=40960, head_size=128)
 _phi3 = functools.partial(_llama, kind="phi3")
 
 
-def _mixtral(kind: str, experts: int, per_token: int, **sizes: Any) -> Config:
-    """Return the config of a model whose layers all have `experts` experts, by Mixtral's keys."""
-    return _llama(kind=kind, **sizes) | {"num_local_experts": experts, "num_experts_per_tok": per_token}
+def _mixtral(base: Config, experts: int, per_token: int) -> Config:
+    """Add the keys of `experts` experts in all layers, by Mixtral's names."""
+    return base | {"num_local_experts": experts, "num_experts_per_tok": per_token}
 
 
 def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int, expert_ffn: int, context: int, experts: int) -> Config:
@@ -109,8 +108,7 @@ def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int, expert_ffn: int, 
 
 def _gpt_oss(layers: int, experts: int) -> Config:
     types = ["sliding_attention", "full_attention"] * (layers // 2)
-    sizes = {"layers": layers, "hidden": 2880, "heads": 64, "kv_heads": 8, "ffn": 2880, "vocab": 201088}
-    base = _mixtral("gpt_oss", experts, 4, **sizes, context=131072, head_size=64)
+    base = _mixtral(_llama(layers, 2880, 64, 8, 2880, 201088, 131072, kind="gpt_oss", head_size=64), experts, 4)
     added = {"layer_types": types, "sliding_window": 128, "attention_bias": True}
     return base | added | {"quantization_config": {"quant_method": "mxfp4"}}
 
@@ -186,7 +184,7 @@ def _llama4(experts: int, context: int, step: int) -> Config:
     }
 
 
-_MINIMAX = {"layers": 62, "hidden": 3072, "heads": 48, "kv_heads": 8, "ffn": 1536, "vocab": 200064, "context": 196608}
+_MINIMAX = _llama(62, 3072, 48, 8, 1536, 200064, 196608, kind="minimax_m2", head_size=128)
 
 # name → (Hugging Face id or None, config)
 _MODELS: dict[str, tuple[str | None, Config]] = {
@@ -258,11 +256,11 @@ _MODELS: dict[str, tuple[str | None, Config]] = {
     "gemma-3-27b": ("google/gemma-3-27b-it", _gemma3(62, 5376, 32, 16, 21504, 128)),
     "mixtral-8x7b": (
         "mistralai/Mixtral-8x7B-v0.1",
-        _mixtral("mixtral", 8, 2, layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, context=32768),
+        _mixtral(_llama(32, 4096, 32, 8, 14336, 32000, 32768, kind="mixtral"), 8, 2),
     ),
     "mixtral-8x22b": (
         "mistralai/Mixtral-8x22B-v0.1",
-        _mixtral("mixtral", 8, 2, layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, vocab=32000, context=65536),
+        _mixtral(_llama(56, 6144, 48, 8, 16384, 32000, 65536, kind="mixtral"), 8, 2),
     ),
     "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B", _qwen3_moe(48, 2048, 32, 6144, 768, 40960, 128)),
     "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B", _qwen3_moe(94, 4096, 64, 12288, 1536, 40960, 128)),
@@ -289,7 +287,7 @@ _MODELS: dict[str, tuple[str | None, Config]] = {
     "glm-5": ("zai-org/GLM-5", _GLM5),
     "llama-4-scout": ("meta-llama/Llama-4-Scout-17B-16E", _llama4(16, 10485760, 1)),
     "llama-4-maverick": ("meta-llama/Llama-4-Maverick-17B-128E", _llama4(128, 1048576, 2)),
-    "minimax-m2.5": ("MiniMaxAI/MiniMax-M2.5", _mixtral("minimax_m2", 256, 8, **_MINIMAX, head_size=128) | _FP8),
+    "minimax-m2.5": ("MiniMaxAI/MiniMax-M2.5", _mixtral(_MINIMAX, 256, 8) | _FP8),
 }
 
 _SORTING = ("llama-", "qwen", "gemma-3")

@@ -5,8 +5,9 @@ device, with the same kernels, is slower or faster by it.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.device_spec import at_degree
@@ -21,6 +22,8 @@ from xcore.specs.engine_memory import (
     vllm_memory,
 )
 from xcore.specs.profile import Profile, Table
+
+Rows = TypeVar("Rows", float, Array)
 
 _MANY = 4096.0
 """Sequences at the end of an engine's table; the table is linear, so its slope continues."""
@@ -140,7 +143,7 @@ class EngineSpec(Spec):
         unknown = " (its generation_config.json is not known)" if sorts_logits is None else ""
         return f"sampling without top-p and top-k{unknown}"
 
-    def sorting(self, rows: Any, vocab: int, bandwidth_bytes_s: float) -> Any:
+    def sorting(self, rows: Rows, vocab: int, bandwidth_bytes_s: float) -> Rows:
         """Return the seconds of sorting `rows` rows of `vocab` logits on a device of this memory bandwidth."""
         work = rows * vocab / SORT_VOCABULARY * SORT_BYTES_S / bandwidth_bytes_s
         return self.sort_s + self.sort_sequence_s * work

@@ -6,7 +6,6 @@ share of each device's multiprocessors that an iteration may use.
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.spec import Spec
@@ -43,7 +42,7 @@ class IterationProfile(Spec):
     model: str
     device: str
     tables: tuple[IterationTables, ...]
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, object] = field(default_factory=dict)
 
     VERSION = 1
 

@@ -2,9 +2,9 @@
 
 import functools
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.spec import Spec
@@ -370,7 +370,7 @@ class ModelSpec(Spec):
         return apart or width % tp != 0 or (dtype == "fp8" and width // tp % _BLOCK != 0)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], name: str) -> "ModelSpec":
+    def from_config(cls, config: Mapping[str, object], name: str) -> "ModelSpec":
         """Build the spec that a Hugging Face `config.json` describes; InputError names what isn't supported."""
         from xcore.architectures import read_sizes
 
@@ -391,7 +391,7 @@ class ModelSpec(Spec):
         return replace(spec, dtype=directory_format(path, name) or spec.dtype, sorts_logits=_sorts_logits(path))
 
 
-def read_config(directory: str | Path) -> dict[str, Any]:
+def read_config(directory: str | Path) -> dict[str, object]:
     """Read the `config.json` of a model directory; InputError if it is missing or broken."""
     from xcore.document import read_json
 
@@ -416,7 +416,7 @@ def _sorts_logits(directory: Path) -> bool:
     return (isinstance(top_p, int | float) and top_p < 1) or (isinstance(top_k, int) and top_k > 0)
 
 
-def checked_size(value: Any, what: str, most: int = MAX_SIZE) -> int:
+def checked_size(value: object, what: str, most: int = MAX_SIZE) -> int:
     """Return the value, a whole number from 1 to `most`; otherwise raise InputError, which begins with `what`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise InputError(f"{what} = {reprlib.repr(value)}: it must be a whole number from 1 to {most:,}.")

@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from xcore.errors import InputError
 
@@ -32,7 +31,7 @@ _DATE = re.compile(r"(0[1-9]|1[0-2]|2[3-9])\d\d")
 _NEAR = 0.8
 """Least similarity of two names that may be misspellings of each other."""
 
-_DERIVED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+_DERIVED: tuple[tuple[str, str, dict[str, object]], ...] = (
     # Distilled from DeepSeek-R1: the contexts of their own config.json; the smallest has a head of its own.
     (r"deepseek-r1-distill-llama-8b", "llama-3.1-8b", {}),
     (r"deepseek-r1-distill-llama-70b", "llama-3.3-70b", {}),
@@ -115,7 +114,7 @@ class Named:
     """The built-in model whose sizes a name stands for."""
 
     builtin: str
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, object] = field(default_factory=dict)
     """Keys of its config.json that differ."""
     dtype: str | None = None
     """The dtype of quantised weights; None: that of the built-in model."""

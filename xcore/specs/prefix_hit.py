@@ -8,16 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xcore.policies import TRAITS
 from xcore.quantity import percent_text
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.workload import LengthDistribution, RequestLengths, Workload
 from xcore.traces.prompt_identity import PromptIdentity
-
-Array = NDArray[np.float64]
 
 
 def found_tokens(inputs: ArrayLike, share: float) -> Array:

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
@@ -51,7 +50,7 @@ def read_prices(path: Path) -> Prices:
     return {str(kind): _price(kind, value, path) for kind, value in data.items()}
 
 
-def _price(kind: Any, value: Any, path: Path) -> float:
+def _price(kind: object, value: object, path: Path) -> float:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not (math.isfinite(number) and number > 0):
         raise InputError(f"'{path}': {value!r} is not a price of {kind}: it must be a positive number per device-hour.")

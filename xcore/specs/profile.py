@@ -5,10 +5,12 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array, Flags
 from xcore.errors import InputError
 from xcore.interpolation import bilinear, bilinear_at, linear, linear_at
 from xcore.spec import Spec
@@ -17,8 +19,7 @@ from xcore.specs.model import BYTES, ModelSpec
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
-
-Array = np.ndarray
+    from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Table(Spec):
         points = tuple(np.asarray(p, dtype=np.float64) for p in self.points)
         return points, np.asarray(self.values, dtype=np.float64).reshape([len(p) for p in points])
 
-    def __call__(self, *at: Any) -> Any:
+    def __call__(self, *at: ArrayLike) -> Array | float:
         """Return the seconds at the given coordinates, one per axis; arrays broadcast together. Never negative."""
         points, values = self._grid
         if len(self.values) == 1:
@@ -79,9 +80,9 @@ class Table(Spec):
             i = np.clip(np.searchsorted(p, x, side="right") - 1, 0, len(p) - 2)
             lower.append(i)
             fraction.append((x - p[i]) / (p[i + 1] - p[i]))
-        total: Any = 0.0
+        total: Array | float = 0.0
         for corner in itertools.product((0, 1), repeat=len(points)):
-            weight: Any = 1.0
+            weight: Array | float = 1.0
             index = []
             for axis, up in enumerate(corner):
                 weight = weight * (fraction[axis] if up else 1.0 - fraction[axis])
@@ -110,13 +111,13 @@ class Table(Spec):
         return max(sum(weight * self.values[index] for index, weight in corners), 0.0)
 
     @functools.cached_property
-    def _filled(self) -> Array:
+    def _filled(self) -> Flags:
         """Return for each value of the grid whether it was filled."""
         filled = np.zeros(len(self.values), dtype=bool)
         filled[list(self.filled or ())] = True
         return filled.reshape([len(p) for p in self.points])
 
-    def covers(self, *at: Any) -> bool:
+    def covers(self, *at: ArrayLike) -> bool:
         """Return whether every query lies within the grid, between measured values."""
         for p, x in zip(self.points, at, strict=True):
             a = np.asarray(x)
@@ -281,8 +282,8 @@ class Profile(Spec):
         """Leave a draft model's times out of files: they follow from the schedule."""
         from pydantic_core import core_schema  # only what reads or writes documents calls this
 
-        def write(profile: Profile, serialize: Any) -> dict[str, Any]:
-            written: dict[str, Any] = serialize(profile)
+        def write(profile: Profile, serialize: "SerializerFunctionWrapHandler") -> dict[str, object]:
+            written: dict[str, object] = serialize(profile)
             del written["draft"]
             return written
 

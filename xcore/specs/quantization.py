@@ -1,7 +1,7 @@
 """How checkpoints declare that their weights are quantised: the dtypes that can be planned, and that can be loaded."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from xcore.errors import InputError
 
@@ -36,7 +36,7 @@ _ALGORITHMS = {
 """Method or algorithm, in lower case → our dtype of the weights."""
 
 
-def checkpoint_format(config: dict[str, Any], name: str) -> str | None:
+def checkpoint_format(config: Mapping[str, object], name: str) -> str | None:
     """Return the dtype of the quantised weights that a `config.json` declares; None for plain floats.
 
     Raises:
@@ -68,7 +68,7 @@ def directory_format(directory: Path, name: str) -> str | None:
     return None
 
 
-def _planned(value: Any, name: str, where: str) -> str | None:
+def _planned(value: object, name: str, where: str) -> str | None:
     """Return the dtype of weights by their settings; None for plain floats. InputError, from `where` on, if unknown."""
     settings = value if isinstance(value, dict) else {}
     if groups := settings.get("config_groups"):
@@ -86,10 +86,9 @@ def _planned(value: Any, name: str, where: str) -> str | None:
     return known
 
 
-def _group_format(group: Any) -> str | None:
+def _group_format(group: object) -> str | None:
     """Return the dtype of the weights of a group of compressed-tensors or ModelOpt; None if it is unknown."""
-    weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict):
+    if not isinstance(group, dict) or not isinstance(weights := group.get("weights"), dict):
         return None
     match weights.get("type"), weights.get("num_bits"), weights.get("group_size"):
         case "float", 8, _:
@@ -113,7 +112,7 @@ def _unplanned(name: str, evidence: str) -> InputError:
     )
 
 
-def refuse_quantised_config(config: dict[str, Any], name: str) -> None:
+def refuse_quantised_config(config: Mapping[str, object], name: str) -> None:
     """Refuse to load the weights of a `config.json` that names a quantisation method that the loader doesn't implement.
 
     Raises:
@@ -165,12 +164,12 @@ def _refusal(name: str, evidence: str) -> InputError:
     return InputError(f"Model '{name}' is a quantised checkpoint, which is not supported: {evidence}; {known}.")
 
 
-def _method(value: Any) -> Any:
+def _method(value: object) -> str | None:
     found = [value.get(key) for key in ("quant_method", "quant_algo")] if isinstance(value, dict) else []
     return next((method for method in found if isinstance(method, str)), None)
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     method = _method(value)
     if method:
         return f"the method '{method}'"
@@ -179,7 +178,7 @@ def _described(value: Any) -> str:
     return next(known, "an unnamed method")
 
 
-def _is_unquantised(value: Any) -> bool:
+def _is_unquantised(value: object) -> bool:
     """Return whether ModelOpt's file says that neither the weights nor the KV cache are quantised."""
     algorithms = ("quant_algo", "kv_cache_quant_algo")
     return isinstance(value, dict) and "quant_algo" in value and not any(value.get(key) for key in algorithms)

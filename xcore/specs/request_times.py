@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xcore.arrays import Array, Flags
 from xcore.specs.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from xcore.specs.estimate import Estimate
 
@@ -29,7 +30,7 @@ class RequestTimes:
     preemptions: int = 0
 
 
-def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]:
+def percentiles(values: Sequence[float] | Array) -> dict[str, float | None]:
     """Return the mean and percentiles by linear interpolation; None for no values."""
     v = np.asarray(values, dtype=np.float64)
     if not v.size:
@@ -42,11 +43,11 @@ def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]
 class RequestTimesColumns:
     """Finished requests as arrays [n], named as in `RequestTimes`."""
 
-    output_tokens: np.ndarray
-    arrival_s: np.ndarray
-    start_s: np.ndarray
-    first_token_s: np.ndarray
-    finish_s: np.ndarray
+    output_tokens: Array
+    arrival_s: Array
+    start_s: Array
+    first_token_s: Array
+    finish_s: Array
 
     @staticmethod
     def of(served: Sequence[RequestTimes]) -> "RequestTimesColumns":
@@ -54,7 +55,7 @@ class RequestTimesColumns:
         rows = [(s.output_tokens, s.arrival_s, s.start_s, s.first_token_s, s.finish_s) for s in served]
         return RequestTimesColumns(*np.array(rows, dtype=np.float64).reshape(-1, 5).T)
 
-    def latencies(self, since: str) -> dict[str, np.ndarray]:
+    def latencies(self, since: str) -> dict[str, Array]:
         """Return `latency` and `ttft` [n] since `start` or `arrival`, and `tpot`, in seconds.
 
         `tpot` is [requests of more than one token].
@@ -67,17 +68,17 @@ class RequestTimesColumns:
         }
 
 
-def latencies(served: Sequence[RequestTimes], since: str) -> dict[str, np.ndarray]:
+def latencies(served: Sequence[RequestTimes], since: str) -> dict[str, Array]:
     """Return `RequestTimesColumns.latencies` of these requests."""
     return RequestTimesColumns.of(served).latencies(since)
 
 
-def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
+def long_outputs(output_tokens: Array) -> Flags:
     """Return for each request [n] whether a bound on the 99th-percentile length applies to it.
 
     These are outputs whose length lies between the 98th and the 100th percentile of all.
     """
-    long: np.ndarray = output_tokens >= np.percentile(output_tokens, 100 * (1 - LONGEST))
+    long: Flags = output_tokens >= np.percentile(output_tokens, 100 * (1 - LONGEST))
     return long
 
 

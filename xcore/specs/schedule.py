@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from xcore.batching.admission import Admission
 from xcore.batching.step import StagePhase
@@ -29,6 +29,7 @@ from xcore.specs.workload import Workload
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
+    from pydantic_core.core_schema import SerializerFunctionWrapHandler, ValidatorFunctionWrapHandler
 
 BLOCK_SIZE = 16
 """Default number of tokens per KV block."""
@@ -217,14 +218,14 @@ class Schedule(Spec):
         """Read both versions; write the stages' tensor parallelism next to the control variables."""
         from pydantic_core import core_schema  # only what reads or writes documents calls this
 
-        def read(data: Any, validate: Any) -> Schedule:
+        def read(data: object, validate: "ValidatorFunctionWrapHandler") -> Schedule:
             schedule: Schedule = validate(read_control(data) if isinstance(data, dict) else data)
             if isinstance(data, dict):
                 check_degrees(data, schedule.tensor_parallelism)
             return schedule
 
-        def write(schedule: Schedule, serialize: Any) -> dict[str, Any]:
-            written: dict[str, Any] = {}
+        def write(schedule: Schedule, serialize: "SerializerFunctionWrapHandler") -> dict[str, object]:
+            written: dict[str, object] = {}
             for name, value in serialize(schedule).items():
                 if name not in ("adjust", "speculation") or value is not None:
                     written[name] = value
@@ -236,10 +237,10 @@ class Schedule(Spec):
         return core_schema.no_info_wrap_validator_function(read, handler(source), serialization=plain)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, object]:
         """Describe the tensor parallelism of the stages too."""
         described = handler(schema)
-        properties: dict[str, Any] = handler.resolve_ref_schema(described)["properties"]
+        properties: dict[str, object] = handler.resolve_ref_schema(described)["properties"]
         properties |= {name: {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None} for name in DEGREES}
         return described
 

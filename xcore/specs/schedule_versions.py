@@ -1,7 +1,7 @@
 """Schedules in files: version 2 has the policy's variables under `control`, version 1 has all policies' at once."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xcore.document import validated
 from xcore.errors import InputError
@@ -25,7 +25,7 @@ DEGREES = ("tp_degree", "tp_gpus", "encode_tp_degree", "encode_tp_gpus")
 """The tensor parallelism of the stages, which files repeat."""
 
 
-def read_control(data: dict[str, Any]) -> dict[str, Any]:
+def read_control(data: Mapping[str, object]) -> dict[str, object]:
     """Return a schedule's plain data with `control` as its policy's record.
 
     Keys that follow from the stages are removed. Raises InputError for variables that the policy doesn't have, or that
@@ -62,7 +62,7 @@ def check_version(version: object, read: tuple[int, ...] = VERSIONS) -> None:
         )
 
 
-def _refuse_others(policy: str, record: type[Control], variables: Mapping[str, Any]) -> None:
+def _refuse_others(policy: str, record: type[Control], variables: Mapping[str, object]) -> None:
     for name, value in variables.items():
         if name not in kinds(record):
             own = ", ".join(declared(record))
@@ -77,14 +77,14 @@ def declared(record: type[Control]) -> tuple[str, ...]:
     return tuple(name for name, kind in kinds(record).items() if kind is not None)
 
 
-def _record(policy: str, record: type[Control], variables: dict[str, Any]) -> Control:
+def _record(policy: str, record: type[Control], variables: dict[str, object]) -> Control:
     control, problems = validated(record, variables)
     if control is None:
         raise InputError(f"The control variables of policy {policy} are wrong: {'; '.join(problems)}")
     return control
 
 
-def check_degrees(data: Mapping[str, Any], stages: Mapping[str, int | None]) -> None:
+def check_degrees(data: Mapping[str, object], stages: Mapping[str, int | None]) -> None:
     """Raise InputError if a file's tensor parallelism differs from that of its stages, which decide what runs."""
     for name in DEGREES:
         value, of_stages = data.get(name), stages[name]

@@ -8,13 +8,12 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array, Integers
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.model import ModelSpec
-
-Array = NDArray[np.float64]
 
 MOST_DRAFTED = 16
 """Most draft tokens per iteration."""
@@ -98,7 +97,7 @@ class Speculation(Spec):
         variances = np.interp(wanted, known, variance) + beyond * self._variance
         return means, np.sqrt(np.maximum(variances, 0.0))
 
-    def draw(self, tokens: ArrayLike, rng: np.random.Generator) -> NDArray[np.int64]:
+    def draw(self, tokens: ArrayLike, rng: np.random.Generator) -> Integers:
         """Draw the iterations that give at least `tokens` tokens each, int64 of the same shape."""
         left = np.asarray(tokens, dtype=np.float64).ravel()
         mean, deviation = self.iterations(left)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 Phase = Literal["encode", "decode", "mixed", "overhead"]
 
@@ -52,13 +52,13 @@ class Timeline:
 
 def chrome_trace(
     timelines: Sequence[Timeline], models: Mapping[tuple[int, int], str] = MappingProxyType({})
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Convert timelines to the Chrome trace event format, which Perfetto opens, next to each other.
 
     There is one process per timeline and device, and one thread per stage; times are in microseconds. `models` names
     the threads of the first timeline by device and stage, if several models share a device.
     """
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     named: set[int] = set()
     for number, timeline in enumerate(timelines):
         for span in timeline.spans:

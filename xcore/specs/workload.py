@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from xcore.arrays import Array, Integers
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.traces.prompt_identity import PromptIdentity
-
-Array = np.ndarray
 
 MAX_TOKENS = 10_000_000
 """Most tokens of a request; more are probably a mistake."""
@@ -68,7 +67,7 @@ class LengthDistribution(Spec):
         index = int(np.searchsorted(np.cumsum(self.p), q - 1e-12))
         return self.lengths[min(index, len(self.lengths) - 1)]
 
-    def sample(self, n: int, rng: np.random.Generator) -> Array:
+    def sample(self, n: int, rng: np.random.Generator) -> Integers:
         """Draw `n` independent lengths, int64 [n]."""
         return rng.choice(np.asarray(self.lengths, dtype=np.int64), size=n, p=self.p / self.p.sum())
 
@@ -78,7 +77,7 @@ class LengthDistribution(Spec):
         return LengthDistribution._collect(scaled, self.p)
 
     @staticmethod
-    def _collect(lengths: Array, weights: Array) -> "LengthDistribution":
+    def _collect(lengths: Integers, weights: Array) -> "LengthDistribution":
         unique, inverse = np.unique(lengths, return_inverse=True)
         p = np.bincount(inverse, weights=weights)
         return LengthDistribution(tuple(unique.tolist()), tuple((p / p.sum()).tolist()))
@@ -89,7 +88,7 @@ class LengthDistribution(Spec):
         return LengthDistribution((length,), (1.0,))
 
     @staticmethod
-    def from_samples(samples: Iterable[int] | Array) -> "LengthDistribution":
+    def from_samples(samples: Iterable[int] | Integers) -> "LengthDistribution":
         """Return the empirical distribution of observed lengths."""
         values = np.asarray(list(samples) if not isinstance(samples, np.ndarray) else samples, dtype=np.int64)
         return LengthDistribution._collect(values, np.ones(len(values)))
@@ -107,12 +106,12 @@ class LengthDistribution(Spec):
         return LengthDistribution._collect(s[keep], p[keep])
 
 
-def _discrete_normal(mean: float, std: float, most: int) -> tuple[Array, Array]:
+def _discrete_normal(mean: float, std: float, most: int) -> tuple[Integers, Array]:
     from scipy.special import ndtr
 
     edges = ndtr((np.arange(most + 1) - mean) / std)
     p = np.diff(edges)
-    return np.arange(1, most + 1), p / p.sum()
+    return np.arange(1, most + 1, dtype=np.int64), p / p.sum()
 
 
 def _fit_parent(mean: float, std: float, most: int) -> tuple[float, float] | None:
@@ -121,8 +120,8 @@ def _fit_parent(mean: float, std: float, most: int) -> tuple[float, float] | Non
 
     def miss(x: Array) -> Array:
         s, p = _discrete_normal(x[0], math.exp(x[1]), most)
-        m = s @ p
-        return np.array([m - mean, math.sqrt(max(s**2 @ p - m * m, 0.0)) - std])
+        m = float(s @ p)
+        return np.array([m - mean, math.sqrt(max(float(s**2 @ p) - m * m, 0.0)) - std])
 
     bounds = ([-20.0 * most, -5.0], [20.0 * most, math.log(20.0 * most)])
     fit = least_squares(miss, [mean, math.log(std)], bounds=bounds, xtol=1e-14, ftol=1e-14, gtol=1e-14)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xcore.traces.trace import parse_rate
 
@@ -19,7 +20,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return tuple(math.inf if rate.strip() == "inf" else parse_rate(rate) for rate in text.split(","))
 
 
-def random_arrivals(rate: float, num: int, seed: Sequence[int], burstiness: float = 1.0) -> np.ndarray:
+def random_arrivals(rate: float, num: int, seed: Sequence[int], burstiness: float = 1.0) -> Array:
     """Draw the arrivals of `num` requests in seconds [num], the first at 0.
 
     Gaps have the mean 1/rate and a Gamma distribution of the shape `burstiness`, as in `vllm bench serve`. 1 is a
@@ -30,13 +31,13 @@ def random_arrivals(rate: float, num: int, seed: Sequence[int], burstiness: floa
     if math.isinf(burstiness):
         return np.arange(num) / rate
     gaps = np.random.default_rng(seed).gamma(burstiness, 1.0 / (rate * burstiness), size=num)
-    arrivals: np.ndarray = np.cumsum(gaps) - gaps[:1]
+    arrivals: Array = np.cumsum(gaps) - gaps[:1]
     return arrivals
 
 
 def random_arrivals_until(
     end_s: float, rate: float, seed: Sequence[int], burstiness: float = 1.0, most: int = 10_000_000
-) -> np.ndarray:
+) -> Array:
     """Draw `random_arrivals` of the requests that arrive before `end_s`; InputError for more than `most`."""
     if rate * end_s > most:
         raise InputError(
@@ -50,13 +51,13 @@ def random_arrivals_until(
         num *= 2
 
 
-def trace_arrivals(seconds: Sequence[float], rate: float | None) -> np.ndarray:
+def trace_arrivals(seconds: Sequence[float], rate: float | None) -> Array:
     """Sort a trace's arrivals and make them relative to the first; with `rate`, stretch them to this mean rate.
 
     Raises:
         InputError: The trace has no two different arrivals.
     """
-    arrivals: np.ndarray = np.sort(np.asarray(seconds, dtype=np.float64))
+    arrivals: Array = np.sort(np.asarray(seconds, dtype=np.float64))
     arrivals = arrivals - arrivals[0]
     if not arrivals[-1] > 0:
         raise InputError("The trace has no arrivals: name their column with --columns arrival=NAME, or pass a --rate.")

@@ -5,8 +5,9 @@ import re
 
 import numpy as np
 
+from xcore.arrays import Array, Integers
 from xcore.errors import InputError
-from xcore.specs.workload import MAX_TOKENS, Array, LengthDistribution, Workload
+from xcore.specs.workload import MAX_TOKENS, LengthDistribution, Workload
 
 _NUMBER = r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*"
 _TWO = rf"\({_NUMBER},{_NUMBER}\)"
@@ -60,7 +61,7 @@ def _distribution(kind: str, first: float, second: float, text: str) -> LengthDi
                 f"The lengths '{text}' are not usable: they go from {low:g} to {high:g}, but must be whole numbers "
                 f"from 1 to {MAX_TOKENS:,}."
             )
-        lengths = np.arange(int(low), int(high) + 1)
+        lengths = np.arange(int(low), int(high) + 1, dtype=np.int64)
         return _joined(lengths, np.ones(len(lengths)))
     if first <= 0 or second <= 0:
         raise InputError(f"The lengths '{text}' are not usable: the parameters of {kind} must be above 0.")
@@ -84,10 +85,10 @@ def _cut(kind: str, first: float, second: float, text: str) -> LengthDistributio
     weights = np.diff(ndtr(standard(edges)))
     if weights.sum() <= 0:
         raise InputError(f"The lengths '{text}' are not usable: none is at least 1.")
-    return _joined(np.arange(1, len(edges)), weights)
+    return _joined(np.arange(1, len(edges), dtype=np.int64), weights)
 
 
-def _joined(lengths: Array, weights: Array) -> LengthDistribution:
+def _joined(lengths: Integers, weights: Array) -> LengthDistribution:
     """Return the distribution of these lengths with at most `_POINTS` of them, near the same mean."""
     keep = weights > 0
     lengths, weights = lengths[keep], weights[keep]
@@ -96,7 +97,8 @@ def _joined(lengths: Array, weights: Array) -> LengthDistribution:
         part = np.minimum((place * _POINTS).astype(int), _POINTS - 1)
         totals = np.bincount(part, weights=weights)
         means = np.bincount(part, weights=weights * lengths)[totals > 0] / totals[totals > 0]
-        lengths, weights = np.rint(means).astype(int), totals[totals > 0]
+        lengths = np.rint(means).astype(np.int64)
+        weights = totals[totals > 0].astype(np.float64)
     unique, inverse = np.unique(lengths, return_inverse=True)
     p = np.bincount(inverse, weights=weights)
     return LengthDistribution(tuple(int(n) for n in unique), tuple((p / p.sum()).tolist()))

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from xcore.arrays import Places
 from xcore.specs.workload import RequestLengths
-
-Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from xcore.rows import Moment, RowsFile, csv_table, jsonl_table, parquet_table
 from xcore.specs.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 from xcore.traces.arrival_unit import ArrivalUnit, in_seconds, rate_text, unit_of, unit_text
 from xcore.traces.drawn_lengths import FORMS, synthetic_workload
+from xcore.traces.labels import Labels
 from xcore.traces.prompt_identity import PromptIdentity
 from xcore.traces.trace_identity import blocks_note, identity_of
 
@@ -31,6 +32,7 @@ LABELS = ("client", "application", "run", "unit", "deadline_s")
 AFTER = "after_s"
 """Column of seconds from the end of a run's previous request to this one's arrival."""
 
+Taken = TypeVar("Taken")
 Note = Callable[[str], None]
 """A function that takes a sentence about what was read."""
 
@@ -93,7 +95,7 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
     Raises:
         InputError: Names the file and, if one of them is wrong, the column, the row and the value.
     """
-    return [request for _, request in _read(Path(path), columns, note)]
+    return [request for _, request in _read(Path(path), columns, note, (), _no_more)]
 
 
 def read_model_trace(
@@ -106,7 +108,7 @@ def read_model_trace(
     """
     names = sorted(models)
 
-    def model_of(row: dict[str, Any], where: str) -> str:
+    def model_of(row: dict[str, object], where: str) -> str:
         if "model" not in row:
             raise InputError(
                 f"'{path}' has no column 'model': add one that names the model of each row, one of {', '.join(names)}."
@@ -124,14 +126,10 @@ def read_model_trace(
     return of_models
 
 
-def read_labels(
-    path: str | Path, columns: dict[str, str] | None = None, sessions: bool = False
-) -> list[dict[str, Any]]:
+def read_labels(path: str | Path, columns: dict[str, str] | None = None, sessions: bool = False) -> list[Labels]:
     """Read the labels of each request of a trace, in the order of `read_trace`.
 
-    They are `LABELS`, texts, and `deadline_s`, seconds after its arrival, as far as the trace has them; and `after_s`,
-    seconds after the end of its run's previous request, at which it arrives. With `sessions`, that may be another
-    previous request.
+    With `sessions`, `after_s` may be after another previous request than its run's.
 
     Raises:
         InputError: A deadline is not valid, or a request has `after_s` but no run.
@@ -141,11 +139,8 @@ def read_labels(
 
 
 def labels_of(
-    labels: Sequence[dict[str, Any]],
-    rows: Sequence[RequestLengths],
-    fitted: Sequence[RequestLengths],
-    longest: int | None,
-) -> list[dict[str, Any]]:
+    labels: Sequence[Labels], rows: Sequence[RequestLengths], fitted: Sequence[RequestLengths], longest: int | None
+) -> list[Labels]:
     """Return the labels of the rows that fit a model's longest request; of all rows if none was left out.
 
     Args:
@@ -158,18 +153,16 @@ def labels_of(
     return [own for own, row in zip(labels, rows, strict=True) if whole or row.fits(longest)]
 
 
-def _labels_of(row: dict[str, Any], where: str) -> dict[str, Any]:
-    own: dict[str, Any] = {name: str(row[name]) for name in LABELS[:-1] if row.get(name) not in (None, "")}
-    for name in ("deadline_s", AFTER):
-        if row.get(name) not in (None, ""):
-            own[name] = _label_seconds(row[name], name, f"{where}, column '{name}'")
-    return own
+def _labels_of(row: dict[str, Any], where: str) -> Labels:
+    texts = {name: str(row[name]) for name in LABELS[:-1] if row.get(name) not in (None, "")}
+    deadline_s, after_s = (_label_seconds(row.get(name), name, where) for name in ("deadline_s", AFTER))
+    return Labels(**texts, deadline_s=deadline_s, after_s=after_s)
 
 
-def _labels_of_runs(row: dict[str, Any], where: str) -> dict[str, Any]:
+def _labels_of_runs(row: dict[str, Any], where: str) -> Labels:
     own = _labels_of(row, where)
-    if AFTER in own and "run" not in own:
-        raise InputError(f"{where} has {AFTER} = {own[AFTER]:g}, but no run: name the run that it belongs to.")
+    if own.after_s is not None and own.run is None:
+        raise InputError(f"{where} has {AFTER} = {own.after_s:g}, but no run: name the run that it belongs to.")
     return own
 
 
@@ -179,7 +172,7 @@ def form_of(path: str | Path) -> str | None:
     return suffix if suffix in SUFFIXES else None
 
 
-def _no_more(row: dict[str, Any], where: str) -> None:
+def _no_more(row: dict[str, object], where: str) -> None:
     """Ignore the remaining columns of a row."""
 
 
@@ -187,9 +180,9 @@ def _read(
     path: Path,
     asked: dict[str, str] | None,
     note: Note,
-    others: Sequence[str] = (),
-    take: Callable[[dict[str, Any], str], Any] = _no_more,
-) -> list[tuple[Any, RequestLengths]]:
+    others: Sequence[str],
+    take: Callable[[dict[str, Any], str], Taken],
+) -> list[tuple[Taken, RequestLengths]]:
     """Read the requests of the rows with an output, each with what `take` returns for its row and place."""
     table = _open(path)
     empty = InputError(f"'{path}' has no requests: a trace needs at least one row with an output.")
@@ -198,7 +191,7 @@ def _read(
     names = find_columns(table.names, asked or {}, path)
     lengths: list[tuple[int, int, PromptIdentity | None]] = []
     moments: list[float | Moment] = []
-    taken: list[Any] = []
+    taken: list[Taken] = []
     count = 0
     used = (*(name for name in (names.input, names.output, names.arrival) if name), *names.identity.values(), *others)
     for count, (number, row) in enumerate(table.rows(used), 1):
@@ -273,11 +266,15 @@ def _open(path: Path) -> RowsFile:
     return _READERS[form](path)
 
 
-def _label_seconds(value: Any, name: str, where: str) -> float:
+def _label_seconds(value: Any, name: str, where: str) -> float | None:
+    if value in (None, ""):
+        return None
     seconds = _number(value)
     what, since = ("deadline", "the arrival") if name == "deadline_s" else ("delay", "the run's previous request")
     if not 0 <= seconds < math.inf:
-        raise InputError(f"{where}: {value!r} is not a {what}: write the seconds after {since}, at least 0.")
+        raise InputError(
+            f"{where}, column '{name}': {value!r} is not a {what}: write the seconds after {since}, at least 0."
+        )
     return seconds
 
 
@@ -315,7 +312,7 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _date(value: Any) -> Moment | None:
+def _date(value: object) -> Moment | None:
     """Return the moment of a date in text; None if it isn't a date."""
     text = re.sub(r"\.(\d+)", lambda digits: f".{digits[1][:6]:0<6}", str(value).strip())  # as Python 3.10 reads it
     try:

@@ -15,7 +15,7 @@ MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 _NOTHING = PromptIdentity()
 
 
-def identity_of(row: Mapping[str, Any], columns: Mapping[str, str], input: int, where: str) -> PromptIdentity | None:
+def identity_of(row: Mapping[str, object], columns: Mapping[str, str], input: int, where: str) -> PromptIdentity | None:
     """Return what a row says about its prompt's tokens; None if it has no such columns.
 
     Args:
@@ -46,13 +46,13 @@ def identity_of(row: Mapping[str, Any], columns: Mapping[str, str], input: int, 
 _NAMES = ("prefix_id", "conversation_id", "chat_id", "parent_chat_id")
 
 
-def _value(row: Mapping[str, Any], columns: Mapping[str, str], key: str, where: str) -> tuple[Any, str]:
+def _value(row: Mapping[str, object], columns: Mapping[str, str], key: str, where: str) -> tuple[Any, str]:
     """Return a key's value, and the place that messages name."""
     column = columns.get(key, "")
     return row.get(column), f"{where}, column '{column}'"
 
 
-def _name(value: Any) -> str | None:
+def _name(value: object) -> str | None:
     missing = value is None or value == "" or (isinstance(value, float) and math.isnan(value))
     return None if missing else str(value)
 
@@ -69,7 +69,7 @@ def _tokens(value: Any, where: str) -> int:
     return int(tokens)
 
 
-def _ids(value: Any, where: str) -> list[Any]:
+def _ids(value: object, where: str) -> list[Any]:
     """Return a list in a row, or the list in its JSON text; empty if there is no value."""
     if isinstance(value, str) and value:
         value = parse_json(value, f"{where},")
@@ -80,7 +80,7 @@ def _ids(value: Any, where: str) -> list[Any]:
     return value
 
 
-def _token_ids(value: Any, where: str, input: int) -> tuple[int, ...]:
+def _token_ids(value: object, where: str, input: int) -> tuple[int, ...]:
     ids = _ids(value, where)
     if any(type(token) is not int or not 0 <= token < 2**63 for token in ids):
         raise InputError(f"{where}: {reprlib.repr(value)} are not tokens: they must be whole numbers of at least 0.")
@@ -91,7 +91,7 @@ def _token_ids(value: Any, where: str, input: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _block_ids(value: Any, where: str) -> tuple[int | str, ...]:
+def _block_ids(value: object, where: str) -> tuple[int | str, ...]:
     ids = _ids(value, where)
     if any(type(block) not in (int, str) for block in ids):
         raise InputError(

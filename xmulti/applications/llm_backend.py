@@ -87,7 +87,7 @@ class IterationTurns:
         self._prefilled = self._asked = False
         """Whether prompts ran last, and whether an event has occurred since."""
 
-    def start(self, unit: sharing.Unit, now: float) -> None:
+    def start(self, unit: sharing.Unit[sharing.TenantT], now: float) -> None:
         """Start prompts, or else decoding."""
         (tenant,) = unit.tenants
         if unit.running:

@@ -123,7 +123,7 @@ class ModelFrontier:
         The models must run on these numbers.
         """
         new = _longest_first((f, n) for f, n in wanted if f._best_on(n) is None)
-        asked = [(f.demand, n, f.policies, f.on(n)) for f, n in new]
+        asked = [(f.demand, n, f.policies, f._served(n)) for f, n in new]
         for (frontier, devices), served in zip(new, processes.each(improved, asked), strict=True):
             frontier._known.best[frontier._shape(devices)] = served
         best = [frontier._best_on(devices) for frontier, devices in wanted]
@@ -131,11 +131,15 @@ class ModelFrontier:
 
     def _best_on(self, devices: int) -> ModelPerformance | None:
         """Return the performance under the best of all policies; None if it isn't known."""
-        served = self.on(devices)
-        assert served, "it does something on this number"
+        served = self._served(devices)
         if served.schedule.policy not in self._quick:
             return served
         return self._known.best.get(self._shape(devices))
+
+    def _served(self, devices: int) -> ModelPerformance:
+        served = self.on(devices)
+        assert served, "it does something on this number"
+        return served
 
     def _shape(self, devices: int) -> Shape:
         nodes = max(1, devices // self.demand.setting.cluster.devices_per_node)

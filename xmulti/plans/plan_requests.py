@@ -42,22 +42,22 @@ def read_plan_requests(
         return {name: _made_up(of_models[name], rows, seed) for name, rows in lengths.items()}
     if columns:
         raise InputError(f"--columns names columns of a trace, but '{source}' is not a trace: leave it out.")
-    readers = {model.name: _Reader.of(model) for model in plan.models}
+    readers = {planned.name: _Reader.of(planned) for planned in plan.models}
     requests: dict[str, list[Request]] = {}
     seen: set[str] = set()
     for where, line in request_lines(source):
         entry = read_entry(line, where)
-        name = entry.pop("model", None)
-        if not isinstance(name, str) or name not in readers:
-            asked = "names no model" if name is None else f"is for model {reprlib.repr(name)}"
+        model = entry.pop("model", None)
+        if not isinstance(model, str) or model not in readers:
+            asked = "names no model" if model is None else f"is for model {reprlib.repr(model)}"
             raise InputError(f"The request in {where} {asked}: write one of {', '.join(readers)} as model.")
-        request = readers[name].read(entry, where)
+        request = readers[model].read(entry, where)
         if request.id in seen:
             raise InputError(
                 f"Request '{request.id}' ({where}) has the same id as an earlier request: ids must be unique."
             )
         seen.add(request.id)
-        requests.setdefault(name, []).append(request)
+        requests.setdefault(model, []).append(request)
     if not requests:
         raise InputError(f"'{source}' has no requests: write one JSON object per line.")
     return requests

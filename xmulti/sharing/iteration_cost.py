@@ -3,15 +3,11 @@
 from collections.abc import Sequence as Items
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from xcore.arrays import Array
 from xcore.specs.iteration_profile import IterationProfile, IterationTables
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.decode_cache import DecodeStepCache, decode_contexts
 from xsimulator.cost.stage import Chunks
-
-Array = NDArray[np.float64]
 
 
 class IterationCost(Protocol):

@@ -21,6 +21,8 @@ from xmulti.sharing.shared_devices import can_share, most_of_unit, share_unit
 if TYPE_CHECKING:
     from xmulti.sharing.groups import Group, Grouping, Part
 
+    Asked = tuple[list[ModelDemand], list[Drawn | None], ClusterSpec, int, PlannedModel | None, float]
+
 MOST_MODELS = 7
 """With more models there are too many partitions to enumerate (877 of 7 models, 116 thousand of 10)."""
 MOST = 80
@@ -138,7 +140,7 @@ class SharedGroups:
                 reached[part], self._planned[part] = self._of(unit), tuple(unit)
         return [reached.get(part) for part in parts]
 
-    def _asked(self, part: "Part", level: float) -> tuple[object, ...]:
+    def _asked(self, part: "Part", level: float) -> "Asked":
         """Arguments of `measured` for a group on a number of devices."""
         group, devices = part
         demands = [self._demands[i] for i in group]

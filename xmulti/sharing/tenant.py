@@ -5,14 +5,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.batching import ENDLESS, FollowingOrder, Ledger, Sequence, Step
 from xcore.policies.one_phase import OnePhasePolicy
 from xmulti.sharing.iteration_cost import IterationCost
 from xsimulator.replay.cells import Ran
-
-Array = NDArray[np.float64]
 
 MOST_AT_ONCE = 1024
 """Most decoding iterations that are simulated at once."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Integers
 from xcore.errors import InputError
 from xcore.specs.cost_table import CostTable, ModelCosts
 from xcore.specs.workload import LengthDistribution
@@ -13,9 +13,6 @@ from xmulti.files.call_graph import CallGraph, GraphNode
 from xmulti.stages.line_costs import line_costs
 from xmulti.stages.model_run import ModelReplica, ModelWork, RemainingCalls
 from xmulti.stages.output_lengths import capped, lengths_at, quantiles
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array, Integers
 from xcore.grid_arrays import check_arrays, check_sizes
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 _BLOCK = 16
 """Positions of a block of the cache."""

@@ -1,10 +1,6 @@
 """One replica's continuous batching from event to event, compiled (batching_run.c)."""
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from xcore.arrays import Array, Integers
 
 def batching_run(
     prefill: Array,

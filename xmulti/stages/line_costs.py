@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.cost_table import DegreeCosts, PhaseLines
-
-Array = NDArray[np.float64]
 
 MOST_SEQUENCES = 512
 """The largest batch: vLLM's setting in the paper's runs."""

@@ -10,14 +10,11 @@ thousands of times; this takes a few milliseconds each.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array, Integers
 from xcore.errors import InputError
 from xmulti.stages.batching_run import batching_run
 from xmulti.stages.line_costs import BLOCK, LineCosts
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free (vLLM)."""

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xcore import document
+from xcore.arrays import Array, Flags, Integers
 from xcore.errors import InputError
 from xcore.specs.workload import MAX_TOKENS, LengthDistribution
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 def quantiles(count: int, seed: int, name: str, shared: bool = False) -> Array:
@@ -46,7 +43,7 @@ def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None =
     return np.minimum(np.minimum(lengths, room), lengths if cap is None else cap)
 
 
-def uncensored(outputs: Integers, cut: "NDArray[np.bool_]") -> tuple[LengthDistribution, float]:
+def uncensored(outputs: Integers, cut: "Flags") -> tuple[LengthDistribution, float]:
     """Return the distribution of output lengths from observations, some of which were cut short.
 
     This is the Kaplan-Meier estimate: of the outputs that reach a length, the share that ends there. What remains is on

@@ -4,13 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array, Integers
 from xmulti.stages.application import Application
 from xmulti.stages.model_run import ModelRun, RemainingCalls, run_model
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 _ROUNDING_S = 1e-9
 """An iteration that ends with the stage counts, however its time was summed."""

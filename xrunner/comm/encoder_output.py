@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from xcore.arrays import Integers, Integers32
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.kv_transfer import KVArrival
 from xrunner.comm.packing import send
@@ -52,7 +53,7 @@ class EncodedReceiving:
             self.store(1)
         return numbers
 
-    def wait_for(self, blocks: np.ndarray) -> int:
+    def wait_for(self, blocks: Integers32) -> int:
         """Wait for the outputs that belong to these blocks, and return the number of outputs to `store`."""
         needed = [i for i, (arrival, _, _) in enumerate(self._coming) if self._overlaps(arrival, blocks)]
         return self._wait(needed[-1] + 1 if needed else 0)
@@ -77,11 +78,11 @@ class EncodedReceiving:
             self._transport.wait(partial(self._transport.arrived, pending))
         return count
 
-    def _overlaps(self, arrival: KVArrival, blocks: np.ndarray) -> bool:
+    def _overlaps(self, arrival: KVArrival, blocks: Integers32) -> bool:
         return bool(np.isin(arrival.places // self._block_size, blocks).any())
 
 
-def slots_in(blocks: list[int], tokens: int, block_size: int) -> np.ndarray:
-    """Return the cache slots of the first `tokens` tokens of a sequence with these blocks: int64 [tokens]."""
+def slots_in(blocks: list[int], tokens: int, block_size: int) -> Integers:
+    """Return the cache slots of the first `tokens` tokens of a sequence with these blocks: [tokens]."""
     places = np.arange(tokens)
     return np.asarray(blocks, dtype=np.int64)[places // block_size] * block_size + places % block_size

@@ -9,7 +9,6 @@ CUDASymmetricMemory-inl). `multimem_one_shot_all_reduce` has the switch add for 
 """
 
 import os
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,9 +29,9 @@ class GroupSum:
     and no rank has EXEGPT_SYMM_MEM=0. The sums of one group must all be queued on one stream.
     """
 
-    def __init__(self, ranks: Ranks, group: Any, device: torch.device):
+    def __init__(self, ranks: Ranks, group: dist.ProcessGroup | None, device: torch.device):
         self._group = group if group is not None and dist.get_world_size(group) > 1 else None
-        self._buffer = _shared_buffer(ranks, self._group, device)
+        self._buffer: torch.Tensor | None = _shared_buffer(ranks, self._group, device)
         self.symmetric = all(ranks.all(self._group is None or self._buffer is not None))
         """Whether small tensors go by symmetric memory, the same on all ranks."""
         if not self.symmetric:
@@ -68,7 +67,7 @@ def _is_small(x: torch.Tensor) -> bool:
     return x.dtype in _DTYPES and 0 < x.nbytes <= LIMIT_BYTES and x.nbytes % _VECTOR_BYTES == 0
 
 
-def _shared_buffer(ranks: Ranks, group: Any, device: torch.device) -> torch.Tensor | None:
+def _shared_buffer(ranks: Ranks, group: dist.ProcessGroup | None, device: torch.device) -> torch.Tensor | None:
     """Return this rank's buffer, uint8 [LIMIT_BYTES], which the other ranks of its group can read.
 
     Return None if symmetric memory is not available.
@@ -91,7 +90,7 @@ def _shared_buffer(ranks: Ranks, group: Any, device: torch.device) -> torch.Tens
     return buffer if getattr(shared, "offset", 0) == 0 else None
 
 
-def _allocated(ranks: Ranks, group: Any, device: torch.device) -> torch.Tensor:
+def _allocated(ranks: Ranks, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
     """Return a buffer that can be shared within the group.
 
     Raises:

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from exegpt.kernels.kv_blocks import gather_blocks, scatter_blocks
+from xcore.arrays import Integers
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule, devices
 from xrunner.comm.gpu import Gpu
@@ -51,8 +51,8 @@ class KVArrival:
     """The announcement of a batch's keys and values, or of the encoder's output from which they are computed."""
 
     number: int
-    places: np.ndarray
-    """Their places in the cache, int64 [n]: blocks of the decoding side, or the slots of its tokens."""
+    places: Integers
+    """Their places in the cache, [n]: blocks of the decoding side, or the slots of its tokens."""
 
 
 def held_heads(place: Place, spec: ModelSpec) -> range:
@@ -121,8 +121,8 @@ def _buffer(parts: list[torch.Tensor], blocks: Sized) -> torch.Tensor:
 class KVSending(_Side):
     """An encoding rank's side of its routes."""
 
-    def send(self, blocks: np.ndarray) -> None:
-        """Send these blocks, int64 [n]; they may be overwritten as soon as this returns."""
+    def send(self, blocks: Integers) -> None:
+        """Send these blocks, [n]; they may be overwritten as soon as this returns."""
         (index,) = send([blocks], self._gpu)
         for route, parts in self._routes:
             buffer = _buffer(parts, index)

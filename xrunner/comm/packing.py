@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from xcore.arrays import Numbers
 from xrunner.comm.gpu import Gpu
 
 _ALIGNED = 16
 """Every array begins at a multiple of this number of bytes."""
 
 
-def send(arrays: Sequence[np.ndarray], gpu: Gpu | None) -> list[torch.Tensor]:
+def send(arrays: Sequence[Numbers], gpu: Gpu | None) -> list[torch.Tensor]:
     """Return the arrays as tensors.
 
     On a GPU they arrive by one asynchronous copy from pinned memory. Without a GPU (None), they share the arrays'
@@ -24,7 +25,7 @@ def send(arrays: Sequence[np.ndarray], gpu: Gpu | None) -> list[torch.Tensor]:
     return views(buffer, arrays)
 
 
-def fill(buffer: torch.Tensor, arrays: Sequence[np.ndarray], gpu: Gpu) -> None:
+def fill(buffer: torch.Tensor, arrays: Sequence[Numbers], gpu: Gpu) -> None:
     """Copy the arrays into a buffer on the device, uint8 [packed_bytes]."""
     if not len(buffer):
         return
@@ -34,19 +35,19 @@ def fill(buffer: torch.Tensor, arrays: Sequence[np.ndarray], gpu: Gpu) -> None:
     gpu.copy(buffer, host)
 
 
-def views(buffer: torch.Tensor, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+def views(buffer: torch.Tensor, arrays: Sequence[Numbers]) -> list[torch.Tensor]:
     """Return the buffer's parts, each of its array's dtype and shape."""
     kinds = [torch.from_numpy(np.empty(0, array.dtype)).dtype for array in arrays]
     parts = zip(_places(arrays), kinds, arrays, strict=True)
     return [buffer[begin:end].view(kind).view(array.shape) for (begin, end), kind, array in parts]
 
 
-def packed_bytes(arrays: Sequence[np.ndarray]) -> int:
+def packed_bytes(arrays: Sequence[Numbers]) -> int:
     """Return the bytes of a buffer for all arrays."""
     return max((-(-end // _ALIGNED) * _ALIGNED for _, end in _places(arrays)), default=0)
 
 
-def _places(arrays: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
+def _places(arrays: Sequence[Numbers]) -> Iterator[tuple[int, int]]:
     """Yield where each array begins and ends, in bytes."""
     begin = 0
     for array in arrays:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from xcore.arrays import Integers
 from xcore.batching import Ledger, MicroBatching, Sequence, Step
 from xcore.batching.step import StagePhase
 from xcore.policies.waa import most_in_transfer, most_underway
@@ -25,8 +26,6 @@ from xrunner.rank.assembly import Assembler
 from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.worker import END, FREE, Worker
-
-Array = np.ndarray
 
 
 @dataclass
@@ -124,11 +123,11 @@ class EncodingLane:
         """Tell the encoding ranks that no more work will come."""
         self._transport.post(END, *self._encoder.followers)
 
-    def _tables(self, running: list[RunningRequest]) -> tuple[Array | None, Array | None]:
+    def _tables(self, running: list[RunningRequest]) -> tuple[Integers | None, Integers | None]:
         """Give requests the block tables of the encoding side, on which one batch has the whole cache.
 
         Returns:
-            The blocks on that side, int64 [n], and the places of the received data on this one, as in `KVArrival`.
+            The blocks on that side, [n], and the places of the received data on this one, as in `KVArrival`.
         """
         pool, taken, sent, places = self._ledger.pool, 0, [], []
         for request in running:

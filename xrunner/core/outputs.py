@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from exegpt.kernels.argmax import NO_TOKEN
+from xcore.arrays import Array
 from xcore.batching import Sequence
 from xcore.batching.sequence import PREEMPTED
 from xcore.requests.engine_protocol import Event, TokenEvent
@@ -155,7 +156,7 @@ class Outputs:
         for index in [index for index in self.running if index not in kept]:
             del self.running[index]
 
-    def _enter_prompts(self, prompts: PromptRows, values: np.ndarray, moment: float) -> np.ndarray:
+    def _enter_prompts(self, prompts: PromptRows, values: Array, moment: float) -> Array:
         """Append prompts' log-probabilities, the last ones in `values`, to their requests; return the values before.
 
         A request fails if one of its log-probabilities is NaN.
@@ -221,7 +222,7 @@ class Outputs:
         self._emit(result)
 
 
-def _read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:
+def _read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], Array]:
     """Return the time of a batch's end, its `count` tokens, and the `log_probs` of tokens and prompts, flat.
 
     `result` is the tensor that `Worker.run` returned.
@@ -239,7 +240,7 @@ def _token(receiver: RunningRequest, token: int, moment: float) -> TokenEvent:
     return TokenEvent(request.id, index, token, moment, logprob, start_s, prompt, cached)
 
 
-def _enter_logprobs(receivers: list[RunningRequest], values: np.ndarray) -> None:
+def _enter_logprobs(receivers: list[RunningRequest], values: Array) -> None:
     """Append the flat result of `log_probs` to the unfinished requests that asked for it."""
     asked = [receiver for receiver in receivers if receiver.logprobs_asked is not None]
     for receiver, row in zip(asked, values.reshape(len(asked), -1).tolist(), strict=True):

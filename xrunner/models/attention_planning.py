@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
 
 from exegpt.kernels import attention_flashinfer
 from exegpt.kernels.attention import programs_of_decoding
 from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.work_list import deal
+from xcore.arrays import Integers32
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
-from xrunner.models.batch import Batch
+from xrunner.models.batch import AttentionArrays, AttentionBatch, Batch
 from xrunner.models.cache import KVCache
 from xrunner.models.decoder import Model
 from xrunner.models.weights import torch_dtype
@@ -85,8 +84,8 @@ class Planning:
         """Return the planning of a CUDA graph's batches, in the same workspace."""
         return Planning(self._model, self._cache, self._workspace, (sequences, blocks))
 
-    def plan(self, attention: Sequence[tuple[Any, ...]]) -> list[FlashInfer]:
-        """Plan the parts of a batch, (begin, end, tables, offsets, contexts) as in `DeviceBatch.attention`.
+    def plan(self, attention: Sequence[AttentionArrays | AttentionBatch]) -> list[FlashInfer]:
+        """Plan the parts of a batch.
 
         The plans are valid until the next batch is planned.
         """
@@ -94,9 +93,10 @@ class Planning:
             windows = {layer.window for layer in self._model.layers}
             heads, values = self._model.share.heads, self._cache.values[0]
             self._parts.append(FlashInfer(heads, values, windows, self._workspace, graph=self._graph))
-        return [part.plan(*arrays) for part, (_, _, *arrays) in zip(self._parts, attention, strict=False)]
+        parts = zip(self._parts, attention, strict=False)
+        return [part.plan(own.tables, own.offsets, own.contexts) for part, own in parts]
 
-    def planned(self, batch: Batch, attention: Sequence[tuple[Any, ...]]) -> Batch:
+    def planned(self, batch: Batch, attention: Sequence[AttentionArrays | AttentionBatch]) -> Batch:
         """Return the batch with the plans of its parts."""
         parts = zip(batch.attention, self.plan(attention), strict=True)
         return replace(batch, attention=tuple(replace(part, work=plan) for part, plan in parts))
@@ -125,6 +125,6 @@ class Dealing:
         windows = {layer.window for layer in model.layers}
         return Dealing(programs, values.shape[1], windows.pop() if len(windows) == 1 else None)
 
-    def deal(self, seq_lens: np.ndarray) -> tuple[np.ndarray, ...]:
+    def deal(self, seq_lens: Integers32) -> tuple[Integers32, ...]:
         """Return the arrays of a `WorkList` for one new token of each of these sequences, int32 [sequences]."""
         return deal(seq_lens, self.programs, self.kv_heads, self.window)

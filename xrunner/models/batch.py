@@ -1,7 +1,7 @@
 """Batch: the tensors of one iteration; its prompts follow each other without padding."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,6 +10,7 @@ from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.log_probs import LogProbs, PromptLogProbs
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
+from xcore.arrays import Integers32
 
 _EXACT_ROWS = 128
 _ROWS_STEP = 8
@@ -49,6 +50,22 @@ class AttentionBatch:
     """
     max_query_len: int | None = None
     """How many new tokens a sequence has at most, if the shapes don't tell: in a graph that other prompts will use."""
+
+
+class AttentionArrays(NamedTuple):
+    """The arrays of an `AttentionBatch`, on the host."""
+
+    begin: int
+    end: int
+    tables: Integers32
+    offsets: Integers32
+    contexts: Integers32
+    starts: Integers32 | None = None
+
+    @property
+    def arrays(self) -> list[Integers32]:
+        """Return the arrays that there are, in order."""
+        return [self.tables, self.offsets, self.contexts, *([] if self.starts is None else [self.starts])]
 
 
 @dataclass(frozen=True)

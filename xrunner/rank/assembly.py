@@ -4,43 +4,42 @@ import itertools
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from exegpt.kernels.log_probs import LogProbs, PromptLogProbs
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
+from xcore.arrays import Integers, Integers32, Numbers
 from xcore.batching import MicroBatch, Sequence
 from xcore.specs.timeline import Phase
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
-from xrunner.models import AttentionBatch, Batch, Dealing, computed_rows
+from xrunner.models import AttentionArrays, AttentionBatch, Batch, Dealing, computed_rows
 from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_arrays import PromptRows, logprob_rows, prompt_logprob_rows, sampling_arrays
 from xrunner.rank.sampling_state import SamplingState
 
-Array = np.ndarray
-
-_WITHOUT_STARTS = 3
-"""Number of arrays of an attention part without `starts`; only an encoder-decoder's decoding part has them."""
+Element = TypeVar("Element", np.int32, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
     """The prefill or the decode tokens of a micro-batch, sequence after sequence."""
 
-    tokens: Array
-    """int64 [tokens]"""
-    positions: Array
-    """int64 [tokens]"""
-    slots: Array
-    """int64 [tokens]"""
-    attention: tuple[Array, ...]
-    """Block tables, offsets and contexts, and `starts` in an encoder-decoder's decoding: see `AttentionBatch`."""
-    rows: Array
-    """int64: rows after which a token is sampled.
+    tokens: Integers
+    """[tokens]"""
+    positions: Integers
+    """[tokens]"""
+    slots: Integers
+    """[tokens]"""
+    attention: AttentionArrays
+    """From its first token."""
+    rows: Integers
+    """Rows after which a token is sampled.
 
     That is a prompt's last row; an encoder-decoder's prompts have none.
     """
@@ -55,21 +54,21 @@ class _Decoding:
     sequences: tuple[Sequence, ...]
     blocks: list[list[int]]
     running: list[RunningRequest]
-    tables: Array
-    """int32 [sequences, most blocks]"""
-    offsets: Array
-    """int32 [sequences + 1]"""
-    rows: Array
-    """int64 [sequences]"""
-    starts: tuple[Array, ...]
-    """int32 [sequences], in an encoder-decoder"""
+    tables: Integers32
+    """[sequences, most blocks]"""
+    offsets: Integers32
+    """[sequences + 1]"""
+    rows: Integers
+    """[sequences]"""
+    starts: Integers32 | None
+    """[sequences], in an encoder-decoder"""
 
     @staticmethod
     def of(sequences: tuple[Sequence, ...], running: list[RunningRequest], blocks: list[list[int]]) -> "_Decoding":
         """Return the arrays of these sequences, which have their blocks."""
-        starts = [np.array([len(request.prompt) for request in running], dtype=np.int32)] if running[0].start else []
-        offsets = np.arange(len(running) + 1, dtype=np.int32)
-        return _Decoding(sequences, blocks, running, _tables(running), offsets, np.arange(len(running)), tuple(starts))
+        starts = np.array([len(request.prompt) for request in running], dtype=np.int32) if running[0].start else None
+        offsets, rows = np.arange(len(running) + 1, dtype=np.int32), np.arange(len(running), dtype=np.int64)
+        return _Decoding(sequences, blocks, running, _tables(running), offsets, rows, starts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,66 +80,64 @@ class DeviceBatch:
     sequences: int
     computed: int
     """Tokens, without padding rows."""
-    tokens: Array
-    positions: Array
-    slots: Array
-    attention: tuple[tuple[Any, ...], ...]
-    """(begin, end, tables, offsets, contexts, and starts where there are any)"""
-    rows: Array | None
+    tokens: Integers
+    positions: Integers
+    slots: Integers
+    attention: tuple[AttentionArrays, ...]
+    rows: Integers | None
     new_tokens: int
     """Tokens sampled after it: one for each decoding sequence and for each prompt that ends here."""
-    transferred: Array | None = None
-    """Blocks that are sent to the decoding side afterwards, where disaggregated: int64 [n]"""
-    sampling: tuple[Array, ...] | None = None
+    transferred: Integers | None = None
+    """Blocks that are sent to the decoding side afterwards, where disaggregated: [n]"""
+    sampling: tuple[Numbers, ...] | None = None
     """See `sampling_arrays`; None: all greedy."""
-    edits: tuple[Array, ...] | None = None
+    edits: tuple[Numbers, ...] | None = None
     """See `edit_arrays`; None: no row's logits are edited."""
-    logprobs: tuple[Array, int] | None = None
+    logprobs: tuple[Integers, int] | None = None
     """See `logprob_rows`; None: no request asks for log-probabilities."""
     prompt_logprobs: PromptRows | None = None
     """See `prompt_logprob_rows`."""
-    fed: tuple[Array, Array] | None = None
-    """Rows whose tokens aren't known on the host, and their places among the tokens sampled last: int64 [n] each."""
-    work_lists: tuple[tuple[Array, ...], ...] = ()
+    fed: tuple[Integers, Integers] | None = None
+    """Rows whose tokens aren't known on the host, and their places among the tokens sampled last: [n] each."""
+    work_lists: tuple[tuple[Integers32, ...], ...] = ()
     """For each attention part the arrays of its `WorkList`, or none; see `with_work_lists`."""
 
     @property
     def prompts(self) -> int:
         """Number of leading rows that belong to prompts, in an encoder-decoder."""
-        _, end, *arrays = self.attention[0]
-        return end if len(arrays) == _WITHOUT_STARTS else 0
+        first = self.attention[0]
+        return first.end if first.starts is None else 0
 
     @property
-    def decoding_blocks(self) -> Array:
-        """The blocks of the decoding sequences, in an encoder-decoder: int32 [sequences, most blocks]."""
-        _, _, tables, *other_arrays = self.attention[-1]
-        blocks: Array = tables[: 0 if 1 + len(other_arrays) == _WITHOUT_STARTS else None]
-        return blocks
+    def decoding_blocks(self) -> Integers32:
+        """The blocks of the decoding sequences, in an encoder-decoder: [sequences, most blocks]."""
+        last = self.attention[-1]
+        return last.tables[: 0 if last.starts is None else None]
 
     @property
-    def arrays(self) -> list[Array]:
+    def arrays(self) -> list[Numbers]:
         """All arrays that the forward pass and sampling need, in order."""
         return [*self.forward_arrays, *self.sampling_arrays]
 
     @property
-    def forward_arrays(self) -> list[Array]:
+    def forward_arrays(self) -> list[Numbers]:
         """The part of `arrays` that the layers need."""
-        parts = [array for (_, _, *arrays), lists in self._parts for array in (*arrays, *lists)]
+        parts = [array for part, lists in self._parts for array in (*part.arrays, *lists)]
         return [self.tokens, self.positions, self.slots, *parts]
 
     @property
-    def tables(self) -> list[Array]:
+    def tables(self) -> list[Integers32]:
         """The block tables of the attention's parts."""
-        return [tables for _, _, tables, *_ in self.attention]
+        return [part.tables for part in self.attention]
 
     @property
     def table_places(self) -> list[int]:
         """The places of the block tables in `forward_arrays`."""
-        sizes = [len(arrays) + len(lists) for (_, _, *arrays), lists in self._parts]
+        sizes = [len(part.arrays) + len(lists) for part, lists in self._parts]
         return [3 + sum(sizes[:part]) for part in range(len(sizes))]
 
     @property
-    def sampling_arrays(self) -> list[Array]:
+    def sampling_arrays(self) -> list[Numbers]:
         """The part of `arrays` that only the sampling rank needs."""
         rows = [] if self.rows is None else [self.rows]
         logprobs = [] if self.logprobs is None else [self.logprobs[0]]
@@ -155,9 +152,9 @@ class DeviceBatch:
         return 1 + self.new_tokens + len(rows) * (1 + 2 * most) + len(prompt_rows) * (1 + 2 * prompt_most)
 
     @property
-    def _parts(self) -> Iterator[tuple[Any, tuple[Array, ...]]]:
+    def _parts(self) -> Iterator[tuple[AttentionArrays, tuple[Integers32, ...]]]:
         """The attention's parts, each with its work list's arrays."""
-        return itertools.zip_longest(self.attention, self.work_lists, fillvalue=())
+        return zip(self.attention, self.work_lists or [()] * len(self.attention), strict=True)
 
     def with_work_lists(self, dealing: Dealing | None) -> "DeviceBatch":
         """Return a copy with a work list for each part in which every sequence has one token.
@@ -166,9 +163,8 @@ class DeviceBatch:
         """
         if dealing is None:
             return self
-        parts = ((end - begin, contexts) for begin, end, _, _, contexts, *_ in self.attention)
-        lists = tuple(dealing.deal(contexts) if tokens == len(contexts) else () for tokens, contexts in parts)
-        return replace(self, work_lists=lists)
+        lists = (dealing.deal(p.contexts) if p.end - p.begin == len(p.contexts) else () for p in self.attention)
+        return replace(self, work_lists=tuple(lists))
 
     def to_device(self, gpu: Gpu | None = None, state: SamplingState | None = None) -> Batch:
         """Return the batch's tensors on a GPU, or on the CPU without one.
@@ -181,16 +177,16 @@ class DeviceBatch:
         """Return the `Batch` of tensors in the order of `arrays`."""
         remaining = iter(tensors)
 
-        def part(begin: int, end: int, arrays: Items[Array], lists: tuple[Array, ...]) -> AttentionBatch:
-            tables, offsets, contexts, *starts = (next(remaining) for _ in arrays)
+        def part(own: AttentionArrays, lists: tuple[Integers32, ...]) -> AttentionBatch:
+            tables, offsets, contexts, *starts = (next(remaining) for _ in own.arrays)
             work = WorkList(*(next(remaining) for _ in lists)) if lists else None
-            return AttentionBatch(begin, end, tables, offsets, contexts, starts[0] if starts else None, work)
+            return AttentionBatch(own.begin, own.end, tables, offsets, contexts, starts[0] if starts else None, work)
 
         batch = Batch(
             tokens=next(remaining),
             positions=next(remaining),
             slots=next(remaining),
-            attention=tuple(part(begin, end, arrays, lists) for (begin, end, *arrays), lists in self._parts),
+            attention=tuple(part(own, lists) for own, lists in self._parts),
             rows=None,
         )
         return self.sampled(batch, remaining, state)
@@ -226,13 +222,13 @@ class DeviceBatch:
 
         The padding sequences write only to block `scratch`. States of all rows are computed.
         """
-        (_, _, tables, _, contexts, *starts) = self.attention[0]
-        count = self.computed
-        begun = min(1, len(starts))  # in an encoder-decoder a sequence has an input token before its first output
+        first, count = self.attention[0], self.computed
+        begun = 0 if first.starts is None else 1  # a sequence has an input token before its first output
         filling = ((self.tokens, 0), (self.positions, begun), (self.slots, scratch * block_size + begun % block_size))
         tokens, positions, slots = (_filled(array[:count], sequences, value) for array, value in filling)
-        places = [_filled(contexts, sequences, 1 + begun), *(_filled(array, sequences, begun) for array in starts)]
-        attention = (0, sequences, tables, np.arange(sequences + 1, dtype=np.int32), *places)
+        starts = None if first.starts is None else _filled(first.starts, sequences, begun)
+        offsets, contexts = np.arange(sequences + 1, dtype=np.int32), _filled(first.contexts, sequences, 1 + begun)
+        attention = AttentionArrays(0, sequences, first.tables, offsets, contexts, starts)
         return replace(self, tokens=tokens, positions=positions, slots=slots, attention=(attention,))
 
     def padded_mixed(self, size: "MixedSize", scratch: int, block_size: int, dealing: Dealing | None) -> "DeviceBatch":
@@ -248,8 +244,10 @@ class DeviceBatch:
         prompts = given.pop(0) if self.phase != "decode" else _no_sequences(0)
         decoding = given.pop() if given else _no_sequences(count)
         parts = size.padded(prompts, size.prompts), size.padded(decoding, size.sequences)
-        lists: tuple[tuple[Array, ...], ...] = () if dealing is None else ((), dealing.deal(parts[1][-1]))
-        rows = _filled(np.arange(count) if self.rows is None else self.rows, size.prompts + size.sequences, 0)
+        lists: tuple[tuple[Integers32, ...], ...] = () if dealing is None else ((), dealing.deal(parts[1].contexts))
+        rows = _filled(
+            np.arange(count, dtype=np.int64) if self.rows is None else self.rows, size.prompts + size.sequences, 0
+        )
         return replace(
             self, tokens=tokens, positions=positions, slots=slots, attention=parts, rows=rows, work_lists=lists
         )
@@ -269,22 +267,21 @@ class MixedSize:
 
     def holds(self, batch: DeviceBatch) -> bool:
         """Return whether a batch with prompts can be padded to this size."""
-        (prompts, *decoding), wide = batch.attention, max(part[2].shape[1] for part in batch.attention)
-        decoded = sum(len(part[2]) for part in decoding)
-        fits = len(prompts[2]) <= self.prompts and decoded <= self.sequences and wide <= self.width
+        (prompts, *decoding), wide = batch.attention, max(part.tables.shape[1] for part in batch.attention)
+        decoded = sum(len(part.tables) for part in decoding)
+        fits = len(prompts.tables) <= self.prompts and decoded <= self.sequences and wide <= self.width
         return fits and len(batch.tokens) <= self.rows
 
-    def padded(self, part: tuple[Any, ...], sequences: int) -> tuple[Any, ...]:
+    def padded(self, part: AttentionArrays, sequences: int) -> AttentionArrays:
         """Return an attention part of all rows with so many sequences, of which the last have no tokens or tables."""
-        begin, _, tables, offsets, contexts = part
-        places = _filled(offsets + np.int32(begin), sequences + 1, begin + int(offsets[-1]))
-        return 0, self.rows, tables, places, _filled(contexts, sequences, 0)
+        offsets = _filled(part.offsets + np.int32(part.begin), sequences + 1, part.begin + int(part.offsets[-1]))
+        return AttentionArrays(0, self.rows, part.tables, offsets, _filled(part.contexts, sequences, 0))
 
 
-def _no_sequences(begin: int) -> tuple[Any, ...]:
+def _no_sequences(begin: int) -> AttentionArrays:
     """Return an attention part without sequences whose rows would begin at `begin`."""
     none = np.zeros(0, dtype=np.int32)
-    return begin, begin, np.zeros((0, 1), dtype=np.int32), np.zeros(1, dtype=np.int32), none
+    return AttentionArrays(begin, begin, np.zeros((0, 1), dtype=np.int32), np.zeros(1, dtype=np.int32), none)
 
 
 class Assembler:
@@ -326,7 +323,8 @@ class Assembler:
             positions=np.concatenate([*(part.positions for part in parts), fill]),
             slots=np.concatenate([part.slots for part in parts]),
             attention=tuple(
-                (begin, begin + len(part.tokens), *part.attention) for part, begin in zip(parts, begins, strict=True)
+                part.attention._replace(begin=begin, end=begin + len(part.tokens))
+                for part, begin in zip(parts, begins, strict=True)
             ),
             rows=None if len(rows) == computed + len(fill) else rows,
             new_tokens=len(rows),
@@ -350,7 +348,7 @@ class Assembler:
         counts = [(request.sequence, 1 + request.sequence.behind) for request in running]
         part = self._ragged(running, counts)
         starts = np.array([len(request.prompt) for request in running], dtype=np.int32)
-        return replace(part, attention=(*part.attention, starts))
+        return replace(part, attention=part.attention._replace(starts=starts))
 
     def _ragged(self, running: list[RunningRequest], counts: Items[tuple[Sequence, int]]) -> _Part:
         """Assemble the next tokens of sequences, as many as each computes."""
@@ -358,14 +356,16 @@ class Assembler:
             request.update_table()
         begins = [sequence.cached - sequence.finished for sequence, _ in counts]
         spans = [(request, b, b + n) for request, b, (_, n) in zip(running, begins, counts, strict=True)]
-        positions = np.concatenate([np.arange(begin, end) for _, begin, end in spans])
+        positions = np.concatenate([np.arange(begin, end, dtype=np.int64) for _, begin, end in spans])
         tables, offsets = _tables(running), np.array([0, *itertools.accumulate(n for _, n in counts)], dtype=np.int32)
-        places = np.repeat(np.arange(len(running)), np.diff(offsets))
+        places = np.repeat(np.arange(len(running), dtype=np.int64), np.diff(offsets))
         return _Part(
             tokens=np.concatenate([request.tokens(begin, end) for request, begin, end in spans]),
             positions=positions,
             slots=self._slots(places, positions, tables),
-            attention=(tables, offsets, np.array([end for *_, end in spans], dtype=np.int32)),
+            attention=AttentionArrays(
+                0, len(positions), tables, offsets, np.array([end for *_, end in spans], np.int32)
+            ),
             rows=offsets[1:].astype(np.int64) - 1,
             receivers=running,
         )
@@ -387,20 +387,20 @@ class Assembler:
             tokens=np.array([request.token(place) for request, place in zip(decoding.running, places, strict=True)]),
             positions=positions,
             slots=self._slots(decoding.rows, positions, decoding.tables),
-            attention=(decoding.tables, decoding.offsets, contexts, *decoding.starts),
+            attention=AttentionArrays(0, len(places), decoding.tables, decoding.offsets, contexts, decoding.starts),
             rows=decoding.rows,
             receivers=decoding.running,
         )
 
-    def _slots(self, sequences: Array, positions: Array, tables: Array) -> Array:
-        """Return every token's slot in the cache, block · block_size + offset: int64 [tokens]."""
+    def _slots(self, sequences: Integers, positions: Integers, tables: Integers32) -> Integers:
+        """Return every token's slot in the cache, block · block_size + offset: [tokens]."""
         blocks, offsets = np.divmod(positions, self._block_size)
-        slots: Array = tables[sequences, blocks].astype(np.int64) * self._block_size + offsets
+        slots: Integers = tables[sequences, blocks].astype(np.int64) * self._block_size + offsets
         return slots
 
 
-def _tables(running: list[RunningRequest]) -> Array:
-    """Return the sequences' block tables, padded with zeros: int32 [sequences, most blocks]."""
+def _tables(running: list[RunningRequest]) -> Integers32:
+    """Return the sequences' block tables, padded with zeros: [sequences, most blocks]."""
     tables = [request.table for request in running if request.table is not None]
     padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
     for row, table in zip(padded, tables, strict=True):
@@ -408,7 +408,7 @@ def _tables(running: list[RunningRequest]) -> Array:
     return padded
 
 
-def _fed(micro_batch: MicroBatch, begin: int, sampled: Mapping[int, int]) -> tuple[Array, Array] | None:
+def _fed(micro_batch: MicroBatch, begin: int, sampled: Mapping[int, int]) -> tuple[Integers, Integers] | None:
     """Return `DeviceBatch.fed` of a micro-batch whose decoding rows begin at `begin`."""
     rows = [(begin + i, sampled[s.index]) for i, s in enumerate(micro_batch.decode) if s.index in sampled]
     if not rows:
@@ -417,6 +417,6 @@ def _fed(micro_batch: MicroBatch, begin: int, sampled: Mapping[int, int]) -> tup
     return places[:, 0].copy(), places[:, 1].copy()
 
 
-def _filled(array: Array, count: int, value: int) -> Array:
+def _filled(array: NDArray[Element], count: int, value: int) -> NDArray[Element]:
     """Return the array, padded with `value` to `count` elements."""
     return np.concatenate([array, np.full(count - len(array), value, dtype=array.dtype)])

@@ -14,15 +14,15 @@ So do those with prompts of an encoder-decoder, and of FlashInfer's attention, w
 import bisect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from exegpt.kernels.attention_flashinfer import most_planned
+from xcore.arrays import Integers32, Numbers
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import fill, packed_bytes, send, views
-from xrunner.models import Batch, Dealing, KVCache, Model, Planning
+from xrunner.models import AttentionArrays, Batch, Dealing, KVCache, Model, Planning
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.assembly import DeviceBatch, MixedSize
 
@@ -107,7 +107,7 @@ class IterationGraphs:
         self._mixed = dict(reversed(made.items()))
 
     def _captured(self, padding: DeviceBatch, planning: Planning | None = None) -> "IterationGraph":
-        tables = [self._wide_table(len(contexts)) for _, _, _, _, contexts, *_ in padding.attention]
+        tables = [self._wide_table(len(part.contexts)) for part in padding.attention]
         return IterationGraph(
             self._model, self._cache, self._gpu, padding, tables, self._samples, self._takes_states, planning
         )
@@ -206,7 +206,7 @@ class IterationGraph:
             self._x[: len(x)].copy_(x)
         self._compute()
 
-    def _upload(self, tables: list[np.ndarray]) -> None:
+    def _upload(self, tables: list[Integers32]) -> None:
         """Copy the block tables that differ from those of the batch before.
 
         Rows below a table keep older blocks. Only padding sequences read them.
@@ -223,7 +223,7 @@ class IterationGraph:
         return self._tokens
 
 
-def _packed(padded: DeviceBatch) -> list[np.ndarray]:
+def _packed(padded: DeviceBatch) -> list[Numbers]:
     """Return the arrays of a padded batch, except the tables, that its graphs read in one buffer.
 
     A decoding batch's graph samples after all rows.
@@ -233,22 +233,18 @@ def _packed(padded: DeviceBatch) -> list[np.ndarray]:
     return [array for place, array in enumerate(arrays) if place not in places] + rows
 
 
-def _plannable(padded: DeviceBatch) -> list[tuple[Any, ...]]:
+def _plannable(padded: DeviceBatch) -> list[AttentionArrays]:
     """Return a padded decoding batch's attention with a row of the table for each padding sequence, too."""
-    ((begin, end, tables, offsets, contexts),) = padded.attention
-    whole = np.zeros((len(contexts), max(1, tables.shape[1])), dtype=np.int32)
-    whole[: len(tables), : tables.shape[1]] = tables
-    return [(begin, end, whole, offsets, contexts)]
+    (part,) = padded.attention
+    (rows, width) = part.tables.shape
+    whole = np.zeros((len(part.contexts), max(1, width)), dtype=np.int32)
+    whole[:rows, :width] = part.tables
+    return [part._replace(tables=whole)]
 
 
 def _empty(model: Model) -> DeviceBatch:
     """Return a decoding batch without sequences."""
     none, empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-    attention = (
-        0,
-        0,
-        np.zeros((0, 1), dtype=np.int32),
-        np.zeros(1, dtype=np.int32),
-        *[empty] * (1 + bool(model.start)),
-    )
+    starts = empty if model.start else None
+    attention = AttentionArrays(0, 0, np.zeros((0, 1), np.int32), np.zeros(1, np.int32), empty, starts)
     return DeviceBatch("decode", 0, 0, 0, none, none, none, (attention,), None, 0)

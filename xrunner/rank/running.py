@@ -6,13 +6,12 @@ from functools import cached_property
 
 import numpy as np
 
+from xcore.arrays import Integers, Integers32
 from xcore.batching import Sequence as LedgerSequence
 from xcore.batching.prefix_pool import extend_keys
 from xcore.requests.engine_protocol import TokenLogProb
 from xcore.requests.request import Request
 from xrunner.rank.token_mask import TokenConstraint
-
-Array = np.ndarray
 
 
 @dataclass(eq=False)
@@ -21,11 +20,11 @@ class RunningRequest:
 
     request: Request
     sequence: LedgerSequence
-    prompt: Array
-    """int64 [input tokens]"""
+    prompt: Integers
+    """[input tokens]"""
     output: list[int] = field(default_factory=list)
-    table: Array | None = None
-    """Block table, int32 [blocks]; None before its admission."""
+    table: Integers32 | None = None
+    """Block table, [blocks]; None before its admission."""
     start_s: float | None = None
     first_token_s: float | None = None
     ended: bool = False
@@ -34,8 +33,8 @@ class RunningRequest:
     """Tokens that an encoder-decoder caches before its output; see `Model.start`."""
     slot: int | None = None
     """Its row of the sampling state, while it runs with a penalty."""
-    without_stops: Array | None = None
-    """The mask of all tokens except its stop tokens, int32 [ceil(vocab / 32)]; None without `min_tokens`."""
+    without_stops: Integers32 | None = None
+    """The mask of all tokens except its stop tokens, [ceil(vocab / 32)]; None without `min_tokens`."""
     tabled: list[int] | None = None
     """The blocks from which the table was made; None where a transfer has set it."""
     entered: int = 0
@@ -114,7 +113,7 @@ class RunningRequest:
             return (), self.output[begin - prompt :]
         return self.request.prompt_ids[begin:], self.output[:]
 
-    def mask(self, made: int) -> Array | None:
+    def mask(self, made: int) -> Integers32 | None:
         """Return the tokens that are allowed at place `made` of the output, as `LogitEdits.allowed`; None: all."""
         without_stops = self.without_stops if made < self.request.min_tokens else None
         if self.constraint is None:
@@ -124,8 +123,8 @@ class RunningRequest:
         both = allowed if without_stops is None else allowed & without_stops
         return both if both.any() else allowed  # a grammar that must end has priority over the shortest length
 
-    def tokens(self, begin: int, end: int) -> Array:
-        """Return the tokens at these positions: int64 [end - begin]."""
+    def tokens(self, begin: int, end: int) -> Integers:
+        """Return the tokens at these positions: [end - begin]."""
         if end <= len(self.prompt):
             return self.prompt[begin:end]
         beyond = [self.token(position) for position in range(max(begin, len(self.prompt)), end)]

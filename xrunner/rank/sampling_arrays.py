@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from xcore.arrays import Floats32, Integers, Integers32, Numbers
 from xrunner.rank.running import RunningRequest
 
-Array = np.ndarray
-Arrays = tuple[Array, ...]
-PromptRows = tuple[Array, Array, Array, int]
+Arrays = tuple[Numbers, ...]
+PromptRows = tuple[Integers, Integers, Integers, int]
 """Rows of a batch and the tokens after them.
 
 Rows, int64 [n]; the tokens after them, [n]; these tokens' sequences (by index) and places, [2, n]; and the
@@ -48,7 +48,7 @@ def sampling_arrays(
     ), edits
 
 
-def logprob_rows(receivers: Sequence[RunningRequest]) -> tuple[Array, int] | None:
+def logprob_rows(receivers: Sequence[RunningRequest]) -> tuple[Integers, int] | None:
     """Return the rows of requests that ask for log-probabilities, int64 [n], and the most that one of them asks for.
 
     Return None if no request asks. Ended requests count too, because their results are read by the same rule.
@@ -81,7 +81,7 @@ def prompt_logprob_rows(encode: Sequence[tuple[RunningRequest, int]]) -> PromptR
 
 
 def edit_arrays(
-    receivers: Sequence[RunningRequest], made: Sequence[int], penalties: Array, entries: "_Entries"
+    receivers: Sequence[RunningRequest], made: Sequence[int], penalties: Floats32, entries: "_Entries"
 ) -> Arrays | None:
     """Return the arrays of `LogitEdits`; None if no row is edited.
 
@@ -89,7 +89,7 @@ def edit_arrays(
     and tokens to count there, int64 [2, n]. `made` is the number of output tokens of each row. The repetition penalties
     of edited rows are moved out of `penalties`, float32 [rows].
     """
-    masks: list[Array] = []
+    masks: list[Integers32] = []
     mask_of: dict[int, int] = {}
     biases: list[tuple[int, int, float]] = []
     rows = []
@@ -162,7 +162,7 @@ class _Entries:
                 self.uncounted.append(slot)
 
 
-def _log(shares: Sequence[float]) -> Array:
+def _log(shares: Sequence[float]) -> Floats32:
     """Return the logarithms of shares, -inf for 0: float32 [shares]."""
     with np.errstate(divide="ignore"):
         return np.log(np.array(shares, dtype=np.float64)).astype(np.float32)

@@ -6,11 +6,11 @@ sends only new tokens: the prompt with the sequence's first sampling, one output
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from exegpt.kernels.logit_edits import LogitEdits
 from exegpt.kernels.sampling import Sampling
+from xcore.arrays import Numbers
 
 _SLOT = 6
 """Index of the slots among the arrays of a sampling."""
@@ -51,7 +51,7 @@ class SamplingState:
 
     @torch.inference_mode()
     def sampling(
-        self, arrays: Sequence[np.ndarray], edits: Sequence[np.ndarray] | None, tensors: Sequence[torch.Tensor]
+        self, arrays: Sequence[Numbers], edits: Sequence[Numbers] | None, tensors: Sequence[torch.Tensor]
     ) -> Sampling:
         """Return a batch's sampling, after its new tokens are entered.
 
@@ -70,7 +70,7 @@ class SamplingState:
         made = None if edits is None else self._edits(edits, edited)
         return Sampling(*rows, self.seen, log_min_p if len(log_min_p) else None, made)
 
-    def _edits(self, arrays: Sequence[np.ndarray], tensors: Sequence[torch.Tensor]) -> LogitEdits:
+    def _edits(self, arrays: Sequence[Numbers], tensors: Sequence[torch.Tensor]) -> LogitEdits:
         """Return a batch's edits, after its new tokens are counted."""
         rows, penalty, frequency, presence, slot, mask, allowed, biased, bias, cleared, added = tensors
         self.counts = _reserved(self.counts, arrays[_UNCOUNTED])
@@ -84,7 +84,7 @@ class SamplingState:
         return LogitEdits(rows, *penalties, slot, mask, allowed, biased, bias, self.seen, self.counts)
 
 
-def _reserved(state: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
+def _reserved(state: torch.Tensor, slots: Numbers) -> torch.Tensor:
     """Return the state [slots, vocab], grown if a slot is beyond it."""
     (size, vocab), needed = state.shape, 1 + int(slots.max(initial=0))
     if needed <= size:

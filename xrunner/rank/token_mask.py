@@ -5,6 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
+from xcore.arrays import Integers32
+
 
 class TokenConstraint(Protocol):
     """A rule that a sequence's output must follow, advanced by the tokens so far."""
@@ -17,14 +19,14 @@ class TokenConstraint(Protocol):
     def failed(self) -> bool:
         """Return whether the rule can't be followed any further."""
 
-    def mask(self) -> np.ndarray:
+    def mask(self) -> Integers32:
         """Return the tokens that are allowed next: int32 [ceil(vocab / 32)]."""
 
     def consume(self, token: int) -> None:
         """Advance by a token of the output."""
 
 
-def mask_without(tokens: Iterable[int], vocab: int) -> np.ndarray:
+def mask_without(tokens: Iterable[int], vocab: int) -> Integers32:
     """Return the mask of all tokens except these: int32 [ceil(vocab / 32)]."""
     words = np.full(-(-vocab // 32), -1, dtype=np.int32)
     for token in tokens:

@@ -166,8 +166,7 @@ def _forward(
     model: Model, cache: KVCache, batch: Batch, x: torch.Tensor | None, planning: Planning | None
 ) -> torch.Tensor:
     if planning:  # planning reads the tables, and so waits until earlier plans are computed
-        (part,) = batch.attention
-        batch = planning.planned(batch, [(part.begin, part.end, part.tables, part.offsets, part.contexts)])
+        batch = planning.planned(batch, batch.attention)
     return model.forward(batch, cache, x)
 
 

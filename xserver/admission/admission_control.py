@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from xcore.arrays import Array
 from xcore.requests.engine_protocol import Opened
-from xcore.specs.workload import Array
 from xserver.admission.arrival_rate import ArrivalRate
 from xserver.admission.lengths import QUANTILE, Lengths
 from xserver.admission.pace import Pace

@@ -17,9 +17,9 @@ from statistics import median
 import numpy as np
 
 import xsimulator
+from xcore.arrays import Array
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
-from xcore.specs.workload import Array
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.stage import Chunks
 from xsimulator.replay.continuation import Standing, continue_from
@@ -71,7 +71,7 @@ class Pace:
 
     def tokens_s(self, most: int) -> Array:
         """Return the seconds per further token at each load from 1 to `most`."""
-        loads = np.arange(1, most + 1)
+        loads = np.arange(1, most + 1, dtype=np.float64)
         octaves = np.rint(np.log2(loads)).astype(int)
         scales = np.array([self.scale(2.0**octave) for octave in range(int(octaves[-1]) + 1)])
         seconds: Array = scales[octaves] * self._predicted_s(loads)

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array
 from xsimulator.cost.cost_model import ReplicaCost
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

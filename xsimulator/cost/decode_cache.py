@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.interpolation import linear
 from xsimulator.cost.stage import StageCost
-
-Array = NDArray[np.float64]
 
 
 class DecodeStepCache:

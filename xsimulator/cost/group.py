@@ -9,32 +9,33 @@ the encoded input once.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array
 from xcore.specs.profile import DegreeTables, LayerTables, Table
 
-Array = NDArray[np.float64]
+Seconds = Array | float
+"""Seconds of an iteration, or of each of several."""
 
 
 @dataclass(frozen=True)
 class PartSeconds:
     """Seconds of an iteration on each part of a model; arrays of one shape, or scalars."""
 
-    layer: Any
+    layer: Seconds
     """One decoder layer."""
-    encoder_layer: Any
+    encoder_layer: Seconds
     """One encoder layer."""
-    embedding: Any
-    head: Any
-    engine: Any
+    embedding: Seconds
+    head: Seconds
+    engine: Seconds
     """The engine's overhead, on every stage."""
 
-    def map(self, seconds_of: Callable[..., Any], *others: "PartSeconds") -> "PartSeconds":
-        """Apply `seconds_of` to each part, together with the same part of each of `others`."""
-        return PartSeconds(**{name: seconds_of(*(getattr(parts, name) for parts in (self, *others))) for name in PARTS})
+    def map(self, seconds_of: Callable[[Seconds], Seconds]) -> "PartSeconds":
+        """Apply `seconds_of` to each part."""
+        return PartSeconds(**{name: seconds_of(getattr(self, name)) for name in PARTS})
 
 
 PARTS = tuple(part.name for part in fields(PartSeconds))
@@ -61,15 +62,14 @@ class Group:
     def _look_up(self, name: str, table: Table, *at: ArrayLike) -> Array:
         if self.watched and name not in self.extrapolated and not table.covers(*at):
             self.extrapolated.add(name)
-        seconds: Array = table(*at)
-        return seconds
+        return np.asarray(table(*at))
 
     def part_seconds(
         self,
         prompt_tokens: ArrayLike,
         prompts: ArrayLike,
         decoding: ArrayLike,
-        attention: tuple[Any, Any],
+        attention: tuple[Seconds, Seconds],
         completed: ArrayLike | None = None,
     ) -> PartSeconds:
         """Return the seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts or chunks.
@@ -81,13 +81,15 @@ class Group:
         sampled = np.add(prompts if completed is None else completed, verified)
         tables, rows = self.tables, np.asarray(verified if self.encoder_decoder else sampled)
         layer, encoder_layer = self._layers(prompt_tokens, verified, attention)
-        head: Any = 0.0
+        head: Seconds = 0.0
         if rows.any():
             head = self._look_up("head", tables.head, np.maximum(rows, 1.0)) * (rows > 0)
         embedding = self._look_up("embedding", tables.embedding, np.add(prompt_tokens, verified))
         return PartSeconds(layer, encoder_layer, embedding, head, self.overhead(sequences))
 
-    def _layers(self, prompt_tokens: ArrayLike, decoding: ArrayLike, attention: tuple[Any, Any]) -> tuple[Any, Any]:
+    def _layers(
+        self, prompt_tokens: ArrayLike, decoding: ArrayLike, attention: tuple[Seconds, Seconds]
+    ) -> tuple[Seconds, Seconds]:
         """Return the seconds of one decoder layer and of one encoder layer; `decoding` counts tokens."""
         decoder, encoder = self.tables.decoder, self.tables.encoder
         if encoder is None:
@@ -161,7 +163,7 @@ class Group:
         prompts: ArrayLike,
         decoding: ArrayLike,
         context: ArrayLike,
-        attention: ArrayLike = 0.0,
+        attention: Seconds = 0.0,
         completed: ArrayLike | None = None,
     ) -> PartSeconds:
         """Return the seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts or chunks.

@@ -9,11 +9,10 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array, Places
 from xcore.grid_arrays import bilerp, check_arrays, check_sizes, lerp_rows
 
-Array = NDArray[np.float64]
 Row = list[float]
 
 _LONGEST_CYCLE = 12
@@ -21,7 +20,7 @@ _LONGEST_CYCLE = 12
 
 
 def decode_seconds(
-    places: NDArray[np.intp],
+    places: Places,
     layers: Array,
     sequences: Array,
     rest: Array,

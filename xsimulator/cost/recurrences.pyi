@@ -4,13 +4,10 @@ All arrays are contiguous and of float64, except `places`. All times are in seco
 the previous stage to each stage.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
+from xcore.arrays import Array, Places
 
 def decode_seconds(
-    places: NDArray[np.intp],
+    places: Places,
     layers: Array,
     sequences: Array,
     rest: Array,

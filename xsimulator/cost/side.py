@@ -10,22 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array, Places
 from xcore.specs.profile import Table
 from xcore.specs.schedule import Stage
 from xsimulator.cost.group import PARTS, Group, PartSeconds
 from xsimulator.cost.recurrences import decode_seconds
 from xsimulator.cost.stage import StageCost
 
-Array = NDArray[np.float64]
-
 
 @dataclass(frozen=True, eq=False)
 class DecodeTableCache:
     """A cache of `StageCost.decode` for the stages of one tensor-parallel degree: the sums of their tables."""
 
-    places: NDArray[np.intp]
+    places: Places
     """[stages]: each stage's index in the side."""
     layers: Array
     """[stages]: decoder layers."""
@@ -73,7 +72,7 @@ class Side:
         return tuple((group, places, [self.costs[i] for i in places]) for group, places in places_of.items())
 
     @functools.cached_property
-    def _holds(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[tuple[str, Array], ...]], ...]:
+    def _holds(self) -> tuple[tuple[Group, Places, tuple[tuple[str, Array], ...]], ...]:
         """Return every group, the indices of its stages, and how much of each part they hold.
 
         Parts that none of the stages holds are left out.

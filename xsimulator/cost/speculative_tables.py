@@ -12,14 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array
 from xcore.specs.device_spec import DeviceSpec
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Table
 
-Array = NDArray[np.float64]
-Seconds = Callable[..., Array]
+Seconds = Callable[[Array, Array], Array]
+"""Seconds as a function of batch and context."""
+Points = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def _with(tables: DegreeTables, decoding: Seconds, share: float, drafts: DegreeT
         own = (*drafts.decoder.rest.points[0], *drafts.head.points[0], *drafts.decoder.decode_attention.points[0])
         batches |= {n for n in own if n <= max(batches)}
     contexts = {*one.points[1], *(also.decode_attention.points[1] if also else ())}
-    decode = _tabulated(one.axes, (tuple(sorted(batches)), tuple(sorted(contexts))), decoding)
+    points = tuple(sorted(batches)), tuple(sorted(contexts))
+    decode = _tabulated(one.axes, points, decoding(*_grid(points)))
     changed = {name: _sum(getattr(layer, name), getattr(also, name), share) for name in _ADDED} if also else {}
     mixed = layer.mixed_attention and _mixed(layer, layer.mixed_attention, decode, share if also else 0.0)
     return replace(tables, decoder=replace(layer, **changed, decode_attention=decode, mixed_attention=mixed))
@@ -102,21 +105,24 @@ _ADDED = ("rest", "encode_attention", "chunk_attention")
 
 def _mixed(layer: LayerTables, table: Table, decode: Table, share: float) -> Table:
     """Return attention of prompts together with decoding: decoding is longer as it is alone."""
-
-    def seconds(chunk: Array, past: Array, decodes: Array, context: Array) -> Array:
-        batch = np.maximum(decodes, 1.0)
-        longer = decode(batch, context) - (1.0 + share) * layer.decode_attention(batch, context)
-        return np.asarray((1.0 + share) * table(chunk, past, decodes, context) + (decodes > 0) * np.maximum(longer, 0))
-
+    chunk, past, decodes, context = _grid(table.points)
+    batch = np.maximum(decodes, 1.0)
+    longer = decode(batch, context) - (1.0 + share) * layer.decode_attention(batch, context)
+    seconds = (1.0 + share) * table(chunk, past, decodes, context) + (decodes > 0) * np.maximum(longer, 0)
     return _tabulated(table.axes, table.points, seconds)
 
 
 def _sum(table: Table, other: Table, share: float) -> Table:
     """Return `table` + `share` · `other`, exact where both are linear."""
     points = tuple(tuple(sorted({*a, *b})) for a, b in zip(table.points, other.points, strict=True))
-    return _tabulated(table.axes, points, lambda *at: np.asarray(table(*at) + share * other(*at)))
+    at = _grid(points)
+    return _tabulated(table.axes, points, table(*at) + share * other(*at))
 
 
-def _tabulated(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], seconds: Seconds) -> Table:
-    grid = np.meshgrid(*(np.array(along, dtype=np.float64) for along in points), indexing="ij")
-    return Table(axes, points, tuple(np.broadcast_to(seconds(*grid), grid[0].shape).ravel().tolist()))
+def _grid(points: Points) -> tuple[Array, ...]:
+    """Return the coordinates of a grid's points along each axis."""
+    return np.meshgrid(*(np.array(along, dtype=np.float64) for along in points), indexing="ij")
+
+
+def _tabulated(axes: tuple[str, ...], points: Points, seconds: ArrayLike) -> Table:
+    return Table(axes, points, tuple(np.broadcast_to(seconds, [len(along) for along in points]).ravel().tolist()))

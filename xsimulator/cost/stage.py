@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array
 from xcore.specs.profile import DegreeTables, LayerTables, Table
 from xcore.specs.schedule import Stage
 from xsimulator.cost.group import Group, PartSeconds
@@ -43,9 +44,6 @@ def _prompts(tables: LayerTables, tokens: Sequence[float], past: Sequence[float]
     seconds = sum(batch(len(uncached), new) for new in uncached) / len(uncached) if uncached else 0.0
     chunk = tables.chunk_attention.at
     return seconds + sum(chunk(new, cached) for new, cached in zip(tokens, past, strict=True) if cached > 0)
-
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.batching import MicroBatch, MicroBatching, Sequence, Step
 from xcore.batching.sequence import FINISHED
 from xcore.specs.timeline import Span
@@ -18,8 +18,6 @@ from xsimulator.cost.decode_cache import DecodeStepCache
 from xsimulator.cost.recurrences import follow
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import Chunks
-
-Array = NDArray[np.float64]
 
 _MOST = 4096
 """Most iterations to simulate at once, which bounds the memory."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.compiled_parts import EVENT_LOOP, is_there
@@ -25,8 +25,6 @@ from xsimulator.cost.stage import StageCost
 from xsimulator.replay import python_loop
 from xsimulator.replay.replica import decides_ahead
 from xsimulator.replay.watch import Watch
-
-Array = NDArray[np.float64]
 
 COMPILED = is_there(EVENT_LOOP)
 """Whether the event loop was compiled when exegpt was installed; if not, the lanes in Python do the same."""

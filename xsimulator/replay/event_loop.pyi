@@ -1,10 +1,6 @@
 """The event simulator, compiled (event_loop.c); `compiled.py` packs its arguments."""
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
-Places = NDArray[np.intp]
+from xcore.arrays import Array, Places
 
 def run(
     arrivals: Array,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xcore.arrays import Array
 from xcore.batching import UNKNOWN, Hints, Order, Sequence, deal
 from xcore.orders import fcfs
 from xcore.orders.fcfs import FCFS
@@ -26,7 +27,7 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.cells import Pipeline
-from xsimulator.replay.compiled import Array, Replicas, dealt, is_compiled, steps_of
+from xsimulator.replay.compiled import Replicas, dealt, is_compiled, steps_of
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf, nan
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.batching import Ledger, PrefixPool, Sequence, Step
 from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
@@ -21,8 +21,6 @@ from xsimulator.replay.event_queue import events
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica
 from xsimulator.replay.watch import Watch
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

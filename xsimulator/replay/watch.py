@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from xcore.arrays import Array
 
 
 @dataclass

@@ -4,13 +4,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.workload import Workload
 from xsimulator.steady.residents import Z999, cornish_fisher, decode_iterations_of
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array, Flags
 from xsimulator.steady.iterations import Encoded, Own, seconds_of
 from xsimulator.steady.scenario import Scenario
-
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 _PLACES, _COUNTED = 6, 10
 """Number of places in an iteration where a prompt may begin; most earlier prompts that are counted."""

@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.policies.chunked import TRAITS
 from xcore.specs.workload import LengthDistribution
 from xsimulator.steady import lockstep
@@ -14,8 +14,6 @@ from xsimulator.steady.iterations import Encoded, Mixture, from_iterations
 from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
-
-Array = NDArray[np.float64]
 
 _ROUNDS = 6
 """Rounds after which the rate and the chunks agree."""

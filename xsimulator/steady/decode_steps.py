@@ -1,13 +1,11 @@
 """The iterations that give outputs of varying lengths, if an iteration may give several tokens."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.speculation import EXACT, Speculation
 from xcore.specs.workload import LengthDistribution
 from xsimulator.steady.prompts import even_normal
-
-Array = NDArray[np.float64]
 
 SHORT_OUTPUT = EXACT + 1
 """Longest output, in tokens, whose iterations are known exactly."""

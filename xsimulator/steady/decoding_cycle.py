@@ -5,12 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xsimulator.cost.recurrences import rounds
 from xsimulator.steady.scenario import Scenario
-
-Array = NDArray[np.float64]
 
 MOST_JOINED = 4096
 """Most KV transfers that join one iteration."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.steady.occupancy import Occupancy
@@ -16,8 +16,6 @@ from xsimulator.steady.pipeline import iteration_times
 from xsimulator.steady.prompts import Prompts
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
-
-Array = NDArray[np.float64]
 
 CELLS, FEWEST, MOST = 1536, 64, 384
 """Micro-batches to follow through a pipeline, and the least and the most iterations for them."""

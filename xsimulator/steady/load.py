@@ -4,8 +4,8 @@ import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.batching.admission import Admission
 from xcore.errors import InputError
 from xcore.specs.prefix_hit import CachedPrefix
@@ -26,8 +26,6 @@ from xsimulator.steady.residents import (
     longest_of,
     steady_state,
 )
-
-Array = NDArray[np.float64]
 
 MOST_LENGTHS = 256
 """Most output lengths to distinguish in a batch's latencies."""

@@ -8,8 +8,8 @@ other formulas assume that. Short outputs hardly spread. A micro-batch without d
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array, Places
 from xcore.specs.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.recurrences import repeated, slots
@@ -18,8 +18,6 @@ from xsimulator.steady.occupancy import Occupancy
 from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
-
-Array = NDArray[np.float64]
 
 _BEFORE, _BEFORE_VARIED = (6, 48, 2000), (6, 480, 8000)
 """Warm-up: the fewest rounds, the most rounds, and the prompts that suffice. A round fills each slot once. Inputs of
@@ -48,7 +46,7 @@ class Turns:
     """Prompts in order of arrival, and the iterations that prefill them; arrays."""
 
     residents: int
-    kept: slice
+    kept: "slice[int, int, None]"
     """The measured prompts. Some earlier ones, and the next round, are known too."""
     starts: Array
     """[prompts]: the first iteration of each."""
@@ -58,7 +56,7 @@ class Turns:
     """[n]: rising numbers of the iterations with prompts or idle slots."""
     at: Array
     """[chunks]: the iteration of each chunk, rising."""
-    prompt: NDArray[np.intp]
+    prompt: Places
     """[chunks]: the prompt of each chunk."""
     froms: Array
     """[chunks]: first token of each chunk in its prompt."""

@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.policies.orca import TRAITS
 from xsimulator.steady import lockstep
 from xsimulator.steady.closed_form import ClosedForm, Steady, pool_of
@@ -12,8 +12,6 @@ from xsimulator.steady.iterations import Encoded, Mixture, Own, from_iterations,
 from xsimulator.steady.occupancy import RESERVED, Pool
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
-
-Array = NDArray[np.float64]
 
 
 def admissions(rate: float, most: int) -> Array:

@@ -8,16 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array, Flags
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Binding, Estimate
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memory import StageMemory
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
-
-Array = NDArray[np.float64]
 
 SIGMAS = 2.33
 """Standard deviations of the prefill time that a latency allows for: the 99th percentile."""
@@ -49,9 +47,9 @@ class Interruptions:
         return variance
 
     @property
-    def few(self) -> NDArray[np.bool_]:
+    def few(self) -> Flags:
         """Return [n]: whether there are so few interruptions that their sum isn't nearly normal."""
-        few: NDArray[np.bool_] = (self.count <= _MANY) & (self.scale > _FREE)
+        few: Flags = (self.count <= _MANY) & (self.scale > _FREE)
         return few
 
 

@@ -9,11 +9,9 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xsimulator.cost.recurrences import iterations, phases, tandem
-
-Array = NDArray[np.float64]
 
 _APART = 1e-9
 _PHASES = 200

@@ -6,16 +6,15 @@ from dataclasses import dataclass, fields
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from xcore.arrays import Array
 from xcore.policies.waa import most_underway
 from xcore.specs.workload import LengthDistribution
-from xsimulator.cost.group import Group, PartSeconds
+from xsimulator.cost.group import PARTS, Group, PartSeconds
 from xsimulator.cost.memo import memoized
 from xsimulator.cost.side import Side
 from xsimulator.steady.pipeline import tandem_times
-
-Array = NDArray[np.float64]
 
 _FOR_TOKENS, _FOR_ATTENTION = 24, 64
 """Number of lengths that sum a distribution up: for a batch's tokens, and for a prompt's attention."""
@@ -117,7 +116,8 @@ class Prompts:
         """
         lengths = self.mean + even_normal(count) * left * self.lengths.std / batch**0.5
         spread = group.encode_fixed(batch, np.maximum(lengths, self.lengths.s[0]))
-        return spread.map(lambda part, mean: _scaled(part, float(np.asarray(mean)), count), self.encode(group, batch))
+        means = self.encode(group, batch)
+        return PartSeconds(**{name: _scaled(getattr(spread, name), getattr(means, name), count) for name in PARTS})
 
     @memoized
     def deviation(self, side: Side, batch: float) -> float:
@@ -195,15 +195,16 @@ def _expected(part: ArrayLike, p: Array) -> Array:
     return mean
 
 
-def _scaled(part: ArrayLike, mean: float, count: int) -> Array:
+def _scaled(part: ArrayLike, expected: ArrayLike, count: int) -> Array:
     """Scale the micro-batches' seconds to the expected mean."""
+    mean = float(np.asarray(expected))
     values = np.broadcast_to(np.asarray(part, dtype=np.float64), (count,))
     mean_of_parts = float(values.mean())
     return values * (mean / mean_of_parts) if mean_of_parts else np.full(count, mean)
 
 
 @functools.cache
-def even_normal(count: int) -> NDArray[np.float64]:
+def even_normal(count: int) -> Array:
     """Return `count` equally likely values of a standard normal: the middle quantiles of equal shares."""
     normal = NormalDist()
     return np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])

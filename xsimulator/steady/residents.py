@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.specs.workload import LengthDistribution, Workload
 
-Array = NDArray[np.float64]
 Form = Literal["exact", "paper"]
 
 Z95, Z999 = 1.6449, 3.0902

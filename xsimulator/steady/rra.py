@@ -5,8 +5,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.policies.rra import TRAITS
 from xsimulator.steady.adjusted import residents_left, tokens_left, tokens_left_in_part
 from xsimulator.steady.closed_form import ClosedForm, Steady
@@ -16,8 +16,6 @@ from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.residents import SteadyState
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
-
-Array = NDArray[np.float64]
 
 _SURE = 0.999
 """Probability that a micro-batch runs, above which it counts as certain."""

@@ -5,8 +5,8 @@ for encoding, against bubbles, and fewer for decoding.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.policies.static import TRAITS
 from xsimulator.steady.closed_form import ClosedForm, Steady
 from xsimulator.steady.load import Load
@@ -14,8 +14,6 @@ from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
-
-Array = NDArray[np.float64]
 
 
 def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tuple[PhaseTimes, Array, Array]:

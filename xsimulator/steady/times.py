@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xsimulator.cost.recurrences import mixture_quantile
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from xcore.arrays import Array
 from xcore.policies.waa import WAA_C, WAA_M
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memo import memoized
@@ -29,8 +29,6 @@ from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.prompts import Encoding
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
-
-Array = NDArray[np.float64]
 
 BATCHES: list[int] = np.unique(np.rint(2.0 ** np.arange(0, 14, 0.5))).astype(int).tolist()
 """Batches between which the encoding side counts as linear."""

@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.api.ranking.examples import Example
+from xcore.arrays import Array, Integers
 from xcore.errors import InputError
 from xcore.orders.noise import kendall_tau
 from xcore.orders.ranker import Ranker
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,12 @@ def evaluate(rankers: dict[str, Ranker], train: Sequence[Example], examples: Seq
     )
 
 
-def _row(name: str, scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_], names: list[str]) -> RankingRow:
+def _row(name: str, scores: Array, lengths: Integers, kinds: NDArray[np.str_], names: list[str]) -> RankingRow:
     within = {kind: kendall_tau(scores[kinds == kind], lengths[kinds == kind]) for kind in names}
     return RankingRow(name, kendall_tau(scores, lengths), within, _across(scores, lengths, kinds) if names else None)
 
 
-def _across(scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_]) -> float:
+def _across(scores: Array, lengths: Integers, kinds: NDArray[np.str_]) -> float:
     """Return the share of correctly ordered pairs minus that of wrong ones; pairs differ in kind and length."""
     apart = (kinds[:, None] != kinds[None, :]) & (lengths[:, None] < lengths[None, :])
     sign = np.sign(scores[:, None] - scores[None, :])

@@ -60,7 +60,7 @@ def test_parts_with_one_token_each_get_a_list():
     dealt = plain.with_work_lists(DEALING)
     (prompts, decoding), batch = dealt.to_device().attention, dealt.to_device()
     assert prompts.work is None
-    for mine, expected in zip(decoding.work, DEALING.deal(plain.attention[1][-1]), strict=True):
+    for mine, expected in zip(decoding.work, DEALING.deal(plain.attention[1].contexts), strict=True):
         assert np.array_equal(mine.numpy(), expected)
     for name in ("tokens", "positions", "slots", "rows"):
         assert np.array_equal(getattr(batch, name).numpy(), getattr(plain, name))

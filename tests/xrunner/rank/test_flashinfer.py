@@ -135,8 +135,7 @@ def test_shards_plan_their_share_of_the_heads(paths):
         for new, context in ((20, 20), (1, 21)):
             batch = alike(3, new, context, 16, None, 2, model.device)
             if planning:
-                parts = [(part.begin, part.end, part.tables, part.offsets, part.contexts) for part in batch.attention]
-                batch = planning.planned(batch, parts)
+                batch = planning.planned(batch, batch.attention)
             results.append(model.forward(batch, cache))
         return torch.cat(results)
 
