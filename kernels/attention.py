@@ -1,10 +1,10 @@
 """Attention of new tokens over the paged cache: whole prompts, chunks of prompts and decoding, in ragged batches."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from exegpt.kernels import gpu_device
 from exegpt.kernels.attention_flashinfer import FlashInfer
@@ -64,8 +64,16 @@ def attention(
     if gpu_device.on_gpu(q):
         from exegpt.kernels.attention_gpu import attention_gpu
 
-        seen: dict[str, Any] = {"window": window, "causal": causal, "starts": starts}
-        return attention_gpu(*inputs, **seen, scale=scale, bias=bias, work=work, max_query_len=max_query_len)
+        return attention_gpu(
+            *inputs,
+            window=window,
+            causal=causal,
+            starts=starts,
+            scale=scale,
+            bias=bias,
+            work=work,
+            max_query_len=max_query_len,
+        )
     if not compiled(q):
         return attention_reference(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias)
     from exegpt.kernels.attention_cpu import kernel
@@ -92,7 +100,7 @@ def programs_of_decoding(heads: int, values: torch.Tensor) -> int | None:
 
 
 def make_work_list(
-    seq_lens: np.ndarray, heads: int, values: torch.Tensor, window: int | None = None
+    seq_lens: NDArray[np.int32], heads: int, values: torch.Tensor, window: int | None = None
 ) -> WorkList | None:
     """Build a work list on the cache's device for one new token of each of these sequences; None on the CPU."""
     programs = programs_of_decoding(heads, values)

@@ -8,19 +8,20 @@ achieve.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.core import cgutils
+from numba.core.base import BaseContext
+from numba.core.typing.templates import Signature
 from numba.extending import intrinsic
 
 from exegpt.kernels.bfloat16 import rounded, widened
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
-from exegpt.kernels.kernel_dtypes import njit_by_dtype
+from exegpt.kernels.kernel_dtypes import Kernel, njit_by_dtype
 from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, load_floats, multiply_add, splat
 from exegpt.kernels.numba_jit import njit
 
@@ -32,7 +33,16 @@ _ROWS = 8
 """Rows of a tile of prompt tokens: their K and V are read once for all of them."""
 
 
-def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bool, a: Any, b: Any, c: Any) -> None:
+def _emit_tile(
+    builder: ir.IRBuilder,
+    rows: int,
+    depth: int | ir.Value,
+    columns: int,
+    accumulate: bool,
+    a: Sequence[ir.Value],
+    b: ir.Value,
+    c: Sequence[ir.Value],
+) -> None:
     """Emit LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
 
     `a` and `c` are lists of pointers to rows of floats; `b` is a pointer to a contiguous [depth, columns] matrix of
@@ -80,10 +90,10 @@ def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, 
     tall, deep, wide, adds = (size.literal_value for size in sizes)
     signature = types.void(*sizes, a, a_start, a_stride, b, b_start, c, c_start, c_stride)
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         pointer = functools.partial(element_pointer, context, builder, sig, args)
 
-        def row(base: Any, stride: Any, r: int) -> Any:
+        def row(base: ir.Value, stride: ir.Value, r: int) -> ir.Value:
             return builder.gep(base, [builder.mul(stride, stride.type(r))])
 
         base_a, base_b, base_c = pointer(4), pointer(7), pointer(9)
@@ -107,7 +117,7 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
         return None
     wide = columns.literal_value
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         pointer = functools.partial(element_pointer, context, builder, sig, args)
 
         _emit_tile(builder, 1, args[3], wide, True, [pointer(1)], pointer(4), [pointer(6)])
@@ -127,7 +137,7 @@ def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
         return None
     elements, per_line = count.literal_value, 64 * 8 // array.dtype.bitwidth
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         base = element_pointer(context, builder, sig, args, 1)
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
@@ -197,7 +207,7 @@ _SIGNATURE = (
 
 
 @functools.cache
-def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callable[..., None]:
+def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Kernel:
     """Compile the kernel for `group` query heads per KV head.
 
     The kernel is attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out); see

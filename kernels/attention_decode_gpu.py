@@ -1,7 +1,5 @@
 """Decoding's attention on a GPU: one new token of every sequence, by a fixed number of programs."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -11,13 +9,17 @@ from exegpt.kernels.work_list import TILE, WorkList, most_slots
 
 
 def attend_decode(
-    common: dict[str, Any], cu_seqlens_q: torch.Tensor, work: WorkList | None, splits: int | None
+    common: dict[str, object],
+    q: torch.Tensor,
+    kv_heads: int,
+    cu_seqlens_q: torch.Tensor,
+    work: WorkList | None,
+    splits: int | None,
 ) -> None:
     """Launch the kernel with the arguments that `attention_gpu` gives both kernels.
 
     The kernel follows a work list, or runs `splits` programs for each sequence and KV head.
     """
-    q, kv_heads = common["q"], common["v_cache"].shape[1]
     if work is not None:
         programs = len(work.first_items) - 1
         slots, lists = most_slots(programs), work._asdict()

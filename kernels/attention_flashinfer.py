@@ -8,10 +8,11 @@ buffers of fixed sizes. Interface: docs.flashinfer.ai, flashinfer.decode and fla
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from exegpt.kernels.gpu_device import architecture
 
@@ -84,6 +85,16 @@ def pages(tables: torch.Tensor, contexts: torch.Tensor, block_size: int) -> Page
     return Pages(indptr, tables[in_use], (contexts - 1) % block_size + 1)
 
 
+class _Wrapper(Protocol):
+    """FlashInfer's wrapper of one kind of batches."""
+
+    def plan(self, *arrays: object, **options: object) -> None: ...
+
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor], *, out: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
 class FlashInfer:
     """Plans and runs the attention of one batch at a time, on caches like `values` with `heads` query heads.
 
@@ -105,8 +116,8 @@ class FlashInfer:
         self._sizes = heads, kv_heads, head_size, block_size
         self._dtype, self._workspace, self._graph, self.scale = values.dtype, workspace, graph, scale
         self._windows = frozenset(windows)
-        self._wrappers: dict[tuple[bool, int | None], Any] = {}
-        self._planned: dict[int | None, Any] = {}
+        self._wrappers: dict[tuple[bool, int | None], _Wrapper] = {}
+        self._planned: dict[int | None, _Wrapper] = {}
 
     @staticmethod
     def new_workspace(device: torch.device) -> torch.Tensor:
@@ -114,7 +125,10 @@ class FlashInfer:
         return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
     def plan(
-        self, tables: torch.Tensor | np.ndarray, offsets: torch.Tensor | np.ndarray, contexts: torch.Tensor | np.ndarray
+        self,
+        tables: torch.Tensor | NDArray[np.int32],
+        offsets: torch.Tensor | NDArray[np.int32],
+        contexts: torch.Tensor | NDArray[np.int32],
     ) -> "FlashInfer":
         """Plan `run` for a batch, whose arrays are those of `attention.attention`, and return itself.
 
@@ -143,16 +157,16 @@ class FlashInfer:
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         """Compute one layer's causal attention for the planned batch: [tokens, heads, head_size]."""
-        attended: torch.Tensor = self._planned[window].run(q, (keys, values), out=out)
-        return attended
+        return self._planned[window].run(q, (keys, values), out=out)
 
-    def _prefill(self) -> Any:
+    def _prefill(self) -> _Wrapper:
         assert self._graph is None, "graphs are decoding's"
-        return flashinfer().BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
+        wrapper: _Wrapper = flashinfer().BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
+        return wrapper
 
-    def _decode(self) -> Any:
+    def _decode(self) -> _Wrapper:
         heads, kv_heads, *_ = self._sizes
-        options: dict[str, Any] = {"use_tensor_cores": heads // kv_heads >= _TENSOR_CORES_FROM}
+        options: dict[str, object] = {"use_tensor_cores": heads // kv_heads >= _TENSOR_CORES_FROM}
         if self._graph is not None:
             sequences, blocks = self._graph
             counts = {"indptr": sequences + 1, "indices": blocks, "last_page_len": sequences}
@@ -160,4 +174,5 @@ class FlashInfer:
             for name, count in counts.items():
                 buffer = torch.zeros(count, dtype=torch.int32, device=self._workspace.device)
                 options[f"paged_kv_{name}_buffer"] = buffer
-        return flashinfer().BatchDecodeWithPagedKVCacheWrapper(self._workspace, "HND", **options)
+        wrapper: _Wrapper = flashinfer().BatchDecodeWithPagedKVCacheWrapper(self._workspace, "HND", **options)
+        return wrapper

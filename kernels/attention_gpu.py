@@ -5,7 +5,6 @@ keys that they see, BLOCK_N at a time. Nothing is read back to the host.
 """
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -81,10 +80,10 @@ def attention_gpu(
         "WINDOWED": window is not None,
     }
     if phase == "decode":
-        attend_decode(common, offsets, work, splits)
+        attend_decode(common, q, kv_heads, offsets, work, splits)
     else:
         assert splits is not None, "a work list is decoding's"
-        attend_prefill(common, offsets, tiles, block_q, splits, causal)
+        attend_prefill(common, q, kv_heads, offsets, tiles, block_q, splits, causal)
     return out
 
 
@@ -95,7 +94,7 @@ def _sizes(
     out: torch.Tensor,
     bias: torch.Tensor | None,
     tile: Tile,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the sizes that both kernels take."""
     return {
         "q_stride_token": q.stride(0),
@@ -127,7 +126,7 @@ INTERPRETED = isinstance(_probe, InterpretedFunction)
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-def operand(dtype: torch.dtype) -> Any:
+def operand(dtype: torch.dtype) -> tl.dtype:
     """Return the Triton dtype in which tiles of `dtype` are multiplied.
 
     This is `dtype` itself, except float32 in the interpreter, which stores bfloat16 as integers.

@@ -1,7 +1,5 @@
 """Prefill's attention on a GPU: any number of new tokens, by a program for every tile of them."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -14,13 +12,20 @@ longest contexts that there may be."""
 
 
 def attend_prefill(
-    common: dict[str, Any], cu_seqlens_q: torch.Tensor, tiles: int, block_q: int, splits: int, causal: bool
+    common: dict[str, object],
+    q: torch.Tensor,
+    kv_heads: int,
+    cu_seqlens_q: torch.Tensor,
+    tiles: int,
+    block_q: int,
+    splits: int,
+    causal: bool,
 ) -> None:
     """Launch the kernel with the arguments that `attention_gpu` gives both kernels.
 
     The kernel computes `tiles` tiles of at most `block_q` tokens, by `splits` programs for each.
     """
-    q, kv_heads, sequences = common["q"], common["v_cache"].shape[1], len(common["block_table"])
+    sequences = len(cu_seqlens_q) - 1
     slots = len(q) * splits if splits > 1 else 0
     _attend_prefill[tiles, kv_heads, splits](
         **common,

@@ -4,10 +4,12 @@ A bfloat16 is the upper half of a float32. Kernels widen what they read and roun
 float32. Each function takes float32 arrays and values too, and leaves them as they are, so that one kernel serves both.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 from llvmlite import ir
 from numba import types
+from numba.core.base import BaseContext
+from numba.core.typing.templates import Signature
 from numba.extending import intrinsic
 
 from exegpt.kernels.numba_jit import njit
@@ -15,22 +17,22 @@ from exegpt.kernels.numba_jit import njit
 _WORD, _HALF, _FLOAT = ir.IntType(32), ir.IntType(16), ir.FloatType()
 
 
-def _like(kind: Any, lanes: int) -> Any:
+def _like(kind: ir.Type, lanes: int) -> ir.Type:
     return ir.VectorType(kind, lanes) if lanes else kind
 
 
-def emit_widened(builder: Any, x: Any, lanes: int = 0) -> Any:
+def emit_widened(builder: ir.IRBuilder, x: ir.Value, lanes: int = 0) -> ir.Value:
     """Emit LLVM code that widens an integer of 16 bits to a float, or a vector of `lanes` of them."""
     word = _like(_WORD, lanes)
     shift = ir.Constant(word, [16] * lanes if lanes else 16)
     return builder.bitcast(builder.shl(builder.zext(x, word), shift), _like(_FLOAT, lanes))
 
 
-def emit_rounded(builder: Any, x: Any, lanes: int = 0) -> Any:
+def emit_rounded(builder: ir.IRBuilder, x: ir.Value, lanes: int = 0) -> ir.Value:
     """Emit LLVM code that rounds a float, or a vector of `lanes` of them, to integers of 16 bits."""
     word = _like(_WORD, lanes)
 
-    def number(value: int) -> Any:
+    def number(value: int) -> ir.Constant:
         return ir.Constant(word, [value] * lanes if lanes else value)
 
     bits = builder.bitcast(x, word)
@@ -43,7 +45,7 @@ def emit_rounded(builder: Any, x: Any, lanes: int = 0) -> Any:
 
 @intrinsic
 def _widened(_, x):  # type: ignore[no-untyped-def]
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return args[0] if sig.args[0] == types.float32 else emit_widened(builder, args[0])
 
     return types.float32(x), codegen
@@ -51,7 +53,7 @@ def _widened(_, x):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _rounded(_, value, target):  # type: ignore[no-untyped-def]
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return args[0] if sig.return_type == types.float32 else emit_rounded(builder, args[0])
 
     return target.dtype(types.float32, target), codegen

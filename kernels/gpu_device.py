@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -35,6 +34,6 @@ def architecture(device: torch.device) -> Architecture:
     """Return the architecture of a GPU."""
     if device.type != "cuda":
         return H100
-    properties: Any = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
     return Architecture(10 * properties.major + properties.minor, properties.multi_processor_count, shared_bytes)

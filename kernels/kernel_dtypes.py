@@ -2,33 +2,49 @@
 
 import functools
 from collections.abc import Callable
+from typing import ParamSpec, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from exegpt.kernels.numba_jit import njit
 
+P = ParamSpec("P")
 _NUMBERS = (int, float)
 
 
-def array_of(x: torch.Tensor) -> np.ndarray:
+class Kernel(Protocol):
+    """A kernel of tensors and numbers."""
+
+    def __call__(self, first: torch.Tensor, *others: torch.Tensor | float) -> None:
+        """Compute the kernel."""
+
+
+class _Compiled(Protocol):
+    """A kernel of arrays and numbers, for one dtype."""
+
+    def __call__(self, *arguments: object) -> None: ...
+
+
+def array_of(x: torch.Tensor) -> NDArray[np.uint16] | NDArray[np.float32]:
     """Return a tensor's memory as an array, of bfloat16 as uint16: see `bfloat16.py`."""
-    array: np.ndarray = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    array: NDArray[np.uint16] | NDArray[np.float32] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return array
 
 
-def njit_by_dtype(signature: str, **options: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def njit_by_dtype(signature: str, **options: bool) -> Callable[[Callable[P, None]], Kernel]:
     """Compile a kernel that takes tensors and numbers, in parallel loops; the machine code is kept on disk.
 
     `signature` is numba's, so that no layout of an argument compiles the kernel again. `real` in it stands for the
     dtype of the first tensor. `options` are further ones of `numba.njit`.
     """
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: Callable[P, None]) -> Kernel:
         @functools.cache
-        def compiled(real: str) -> Callable[..., None]:
+        def compiled(real: str) -> _Compiled:
             options_ = {"parallel": True, "error_model": "numpy", **options}
-            kernel: Callable[..., None] = njit([signature.replace("real", real)], cache=True, **options_)(function)
+            kernel: _Compiled = njit([signature.replace("real", real)], cache=True, **options_)(function)
             return kernel
 
         @functools.wraps(function)

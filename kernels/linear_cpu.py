@@ -6,7 +6,7 @@ time; the arithmetic is float32's. Weights lie in panels of 16 outputs. A tile o
 """
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from llvmlite import ir
 from numba import prange, types
 from numba.core import cgutils
+from numba.core.base import BaseContext
+from numba.core.typing.templates import Signature
 from numba.extending import intrinsic
 
 from exegpt.kernels.bfloat16 import emit_rounded, rounded, widened
@@ -73,7 +75,7 @@ def _tile(_, rows, x, x_start, inputs, panels, start, sums):  # type: ignore[no-
         return None
     tall = rows.literal_value
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         vector, halves = ir.VectorType(FLOAT, _LANES), range(0, _PANEL, _LANES)
         states, weights = (element_pointer(context, builder, sig, args, place) for place in (1, 4))
         target = context.make_array(sig.args[6])(context, builder, args[6]).data
@@ -121,7 +123,7 @@ def _round(_, adds, sums, row, out, start):  # type: ignore[no-untyped-def]
     if not isinstance(adds, types.IntegerLiteral):
         return None
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         sums, target = (element_pointer(context, builder, sig, args, place) for place in (1, 3))
         for half in range(0, _PANEL, _LANES):
             y = load_floats(builder, builder.gep(sums, [INDEX(half)]), _LANES)

@@ -1,23 +1,25 @@
 """LLVM's vectors in kernels whose accumulators must stay in registers, which loops over arrays don't achieve."""
 
-from typing import Any
+from collections.abc import Sequence
 
 from llvmlite import ir
 from numba.core import cgutils
+from numba.core.base import BaseContext
+from numba.core.typing.templates import Signature
 
 from exegpt.kernels.bfloat16 import emit_widened
 
 FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
 
 
-def splat(builder: Any, vector: Any, value: Any) -> Any:
+def splat(builder: ir.IRBuilder, vector: ir.VectorType, value: ir.Value) -> ir.Value:
     """Return a vector whose lanes all hold `value`."""
     undefined = ir.Constant(vector, ir.Undefined)
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
     return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
 
 
-def load_floats(builder: Any, pointer: Any, count: int) -> Any:
+def load_floats(builder: ir.IRBuilder, pointer: ir.Value, count: int) -> ir.Value:
     """Return a vector of `count` floats, from a pointer to floats or to bfloat16, which is widened in registers."""
     element = pointer.type.pointee
     line = builder.bitcast(pointer, ir.VectorType(element, count).as_pointer())
@@ -25,13 +27,15 @@ def load_floats(builder: Any, pointer: Any, count: int) -> Any:
     return loaded if element == FLOAT else emit_widened(builder, loaded, count)
 
 
-def multiply_add(builder: Any, vector: Any) -> Any:
+def multiply_add(builder: ir.IRBuilder, vector: ir.VectorType) -> ir.Function:
     """Return LLVM's function (a, b, c) → a · b + c of vectors of floats."""
     kind = ir.FunctionType(vector, [vector] * 3)
     return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{vector.count}f32")
 
 
-def element_pointer(context: Any, builder: Any, sig: Any, args: Any, place: int) -> Any:
+def element_pointer(
+    context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value], place: int
+) -> ir.Value:
     """Return a pointer into an intrinsic's array argument, at the index that the next argument holds."""
     array = context.make_array(sig.args[place])(context, builder, args[place])
     return builder.gep(array.data, [args[place + 1]])

@@ -3,9 +3,12 @@
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numba
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def njit(*arguments: Any, **options: Any) -> Any:
@@ -19,7 +22,7 @@ def njit(*arguments: Any, **options: Any) -> Any:
     if len(arguments) == 1 and callable(arguments[0]):
         return numba.njit(arguments[0], **options)
 
-    def compiled(function: Callable[..., Any]) -> Any:
+    def compiled(function: Callable[P, R]) -> Any:
         try:
             return numba.njit(*arguments, **options)(function)
         except Exception:  # many types: numba's own, the system's, pickle's

@@ -4,14 +4,12 @@ If several programs share the keys of the same rows, each leaves a partial resul
 them (flash-decoding, without a second launch).
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 
-def partial_results(slots: int, q: torch.Tensor) -> dict[str, Any]:
+def partial_results(slots: int, q: torch.Tensor) -> dict[str, torch.Tensor | None]:
     """Allocate partial results and their log-sum-exp; both are None for 0 slots.
 
     They are float32 [slots, heads, head_size] and [slots, heads].

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 TILE = 128
 """Keys of a tile: the least that is worth a program (FlashInfer's least chunk), and a multiple of every BLOCK_N."""
@@ -41,8 +42,8 @@ def most_slots(programs: int) -> int:
 
 
 def deal(
-    seq_lens: np.ndarray, programs: int, kv_heads: int, window: int | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    seq_lens: NDArray[np.int32], programs: int, kv_heads: int, window: int | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Return the arrays of a `WorkList` for sequences of `seq_lens` tokens, int [sequences]; 0: nothing is computed.
 
     Only the last `window` tokens are seen. There are `programs` programs for each of `kv_heads` KV heads.
@@ -68,7 +69,7 @@ def deal(
     return first_items, items, first_slots, np.zeros((sequences, kv_heads), dtype=np.int32)
 
 
-def balance(first_items: np.ndarray, items: np.ndarray) -> float:
+def balance(first_items: NDArray[np.int32], items: NDArray[np.int32]) -> float:
     """Return the largest number of tiles of a program relative to the mean: 1 if all programs have the same."""
     done = np.concatenate(([0], np.cumsum(items[: first_items[-1], 2])))[first_items]
     return float(np.diff(done).max() * (len(first_items) - 1) / done[-1])

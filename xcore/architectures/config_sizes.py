@@ -67,6 +67,14 @@ class Config:
         return self.values.get(key) is not None
 
 
+def number(config: Mapping[str, object], key: str, default: float) -> float:
+    """Return a number of a `config.json`, or the default if it is missing; InputError for another value."""
+    value = config.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InputError(f"The config has {key} = {reprlib.repr(value)}: it must be a number.")
+    return float(value)
+
+
 def even(head_size: int, name: str) -> int:
     """Return the head size, whose halves rotary embeddings rotate; InputError for an odd one."""
     if head_size % 2:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from xcore.arrays import Integers
 from xcore.requests.request import Result
 from xcore.specs.cost_table import CostTable, ModelCosts
 from xcore.specs.profile import Profile
@@ -13,7 +14,7 @@ from xcore.specs.schedule import BLOCK_SIZE
 from xmulti.applications.planned_application import PlannedApplication
 from xmulti.files.dependent_calls import Chain, DependentCalls
 from xmulti.files.stage_plan import StagedModel, StagePlan
-from xmulti.stages.application import Application, Integers, NodeCalls, model_replicas
+from xmulti.stages.application import Application, NodeCalls, model_replicas
 from xmulti.stages.greedy_stages import Host, PlannedStage
 from xmulti.stages.model_run import RemainingCalls
 from xmulti.stages.profiled_costs import profiled_model

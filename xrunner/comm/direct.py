@@ -15,19 +15,19 @@ import atexit
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from xcore.errors import InputError
+from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.group_sum import GroupSum
 from xrunner.comm.kv_transfer import routes
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
-from xrunner.comm.transport import CACHE, STATES, TOKENS, Transport
+from xrunner.comm.transport import CACHE, STATES, TOKENS, Pending, Transport
 
 
 @dataclass(eq=False)
@@ -36,11 +36,23 @@ class _Receive:
 
     tensor: torch.Tensor
     source: int
-    tag: int
-    ready: Any
+    group: dist.ProcessGroup
+    ready: Pending
     """The empty MPI message by which the sender announces that it has begun."""
-    receive: Any = None
+    announced: "deque[_Receive]"
+    """The receives of this source and tag that aren't posted yet, in order."""
+    receive: dist.Work | None = None
     """The NCCL receive, posted after that."""
+
+    def Test(self) -> bool:
+        """Return whether it is complete."""
+        while self.announced and self.announced[0].ready.Test():  # in order, whichever receive is polled
+            first = self.announced.popleft()
+            first.receive = dist.irecv(first.tensor, first.source, group=first.group)
+        if self.receive is None or not self.receive.is_completed():
+            return False
+        self.receive.wait()  # orders later kernels after it; doesn't block the host
+        return True
 
 
 class DirectTransport(Transport):
@@ -56,7 +68,7 @@ class DirectTransport(Transport):
         self,
         ranks: Ranks,
         schedule: Schedule,
-        spec: Any,
+        spec: ModelSpec,
         kinds: tuple[type, ...],
         gpu: Gpu,
         backend: str = "nccl",
@@ -64,7 +76,7 @@ class DirectTransport(Transport):
         super().__init__(ranks, (ranks.rank,), kinds, gpu)
         self._rank = ranks.rank
         places = [Place(schedule, rank) for rank in range(ranks.size)]
-        self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
+        self._leaving: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self._coming: dict[tuple[int, int], deque[_Receive]] = {}
         """Announced receives that aren't posted yet, by source and tag, in order."""
         try:
@@ -87,29 +99,19 @@ class DirectTransport(Transport):
         if tag == TOKENS:
             super().send(tensor, to, tag)
             return
-        self._leaving.append((dist.isend(tensor, to, group=self._communicators[tag]), tensor))
+        sending = dist.isend(tensor, to, group=self._communicators[tag])
+        assert sending, "both ranks are of the communicator"
+        self._leaving.append((sending, tensor))
         super().send(_empty(), to, tag)
 
-    def expect(self, tensor: torch.Tensor, source: int, tag: int) -> Any:
+    def expect(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         """Start receiving the next tensor from `source` into this one, of the same shape; poll `arrived`."""
         if tag == TOKENS:
             return super().expect(tensor, source, tag)
-        receive = _Receive(tensor, source, tag, super().expect(_empty(), source, tag))
-        self._coming.setdefault((source, tag), deque()).append(receive)
+        announced, ready = self._coming.setdefault((source, tag), deque()), super().expect(_empty(), source, tag)
+        receive = _Receive(tensor, source, self._communicators[tag], ready, announced)
+        announced.append(receive)
         return receive
-
-    def arrived(self, pending: Any) -> bool:
-        """Return whether a receive is complete."""
-        if not isinstance(pending, _Receive):
-            return super().arrived(pending)
-        announced = self._coming[pending.source, pending.tag]
-        while announced and super().arrived(announced[0].ready):  # in order, whichever receive is polled
-            first = announced.popleft()
-            first.receive = dist.irecv(first.tensor, first.source, group=self._communicators[first.tag])
-        if pending.receive is None or not pending.receive.is_completed():
-            return False
-        pending.receive.wait()  # orders later kernels after it; doesn't block the host
-        return True
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of [rows, hidden] over the group; the sum is queued like a kernel."""
@@ -152,7 +154,7 @@ def _empty() -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-def pairs(places: list[Place], spec: Any) -> list[tuple[int, int, int]]:
+def pairs(places: list[Place], spec: ModelSpec) -> list[tuple[int, int, int]]:
     """Return every exchange of tensors that a schedule has: (tag, source, target), sorted."""
     exchanges = {(STATES, place.before, place.rank) for place in places if place.before is not None}
     exchanges |= {(CACHE, place.encoded_by, place.rank) for place in places if place.encoded_by is not None}

@@ -13,7 +13,6 @@ Where a cancelled sequence's blocks have a new holder, the new holder's output c
 
 from collections import deque
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from xrunner.comm.gpu import Gpu
 from xrunner.comm.kv_transfer import KVArrival
 from xrunner.comm.packing import send
 from xrunner.comm.place import Place
-from xrunner.comm.transport import CACHE, Transport
+from xrunner.comm.transport import CACHE, Pending, Transport
 from xrunner.models import EncoderDecoder, KVCache
 from xrunner.models.weights import torch_dtype
 
@@ -37,7 +36,7 @@ class EncodedReceiving:
         assert place.encoded_by is not None
         self._model, self._cache, self._transport, self._gpu = model, cache, transport, gpu
         self._source, self._block_size = place.encoded_by, place.schedule.block_size
-        self._coming: deque[tuple[KVArrival, torch.Tensor, Any]] = deque()
+        self._coming: deque[tuple[KVArrival, torch.Tensor, Pending]] = deque()
 
     def expect(self, arrival: KVArrival) -> None:
         """Start receiving the output of an announced batch; `arrival.places` are the slots of its tokens."""

@@ -31,11 +31,10 @@ class GroupSum:
 
     def __init__(self, ranks: Ranks, group: dist.ProcessGroup | None, device: torch.device):
         self._group = group if group is not None and dist.get_world_size(group) > 1 else None
-        self._buffer: torch.Tensor | None = _shared_buffer(ranks, self._group, device)
-        self.symmetric = all(ranks.all(self._group is None or self._buffer is not None))
+        buffer = _shared_buffer(ranks, self._group, device)
+        self.symmetric = all(ranks.all(self._group is None or buffer is not None))
         """Whether small tensors go by symmetric memory, the same on all ranks."""
-        if not self.symmetric:
-            self._buffer = None
+        self._buffer = buffer if self.symmetric else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of a contiguous tensor over the group, queued like a kernel. May overwrite x."""

@@ -12,7 +12,6 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ from xcore.specs.schedule import Schedule, devices
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
 from xrunner.comm.place import Place
-from xrunner.comm.transport import CACHE, Transport
+from xrunner.comm.transport import CACHE, Pending, Transport
 from xrunner.models import KVCache
 from xrunner.models.weights import torch_dtype
 
@@ -133,9 +132,9 @@ class KVSending(_Side):
 class KVReceiving(_Side):
     """A decoding rank's side of its routes."""
 
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self._coming: deque[tuple[KVArrival, list[tuple[torch.Tensor, Any]]]] = deque()
+    def __init__(self, cache: KVCache, place: Place, spec: ModelSpec, transport: Transport, gpu: Gpu | None = None):
+        super().__init__(cache, place, spec, transport, gpu)
+        self._coming: deque[tuple[KVArrival, list[tuple[torch.Tensor, Pending]]]] = deque()
 
     def expect(self, arrival: KVArrival) -> None:
         """Start receiving an announced batch."""

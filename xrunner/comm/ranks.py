@@ -14,14 +14,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xcore.child import end_with_parent
 from xcore.errors import InputError
 from xcore.requests.message import pack, unpack
 from xcore.usable_cpus import cpu_ids, within_quota
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 T = TypeVar("T")
 
@@ -45,7 +49,7 @@ class Ranks:
     Without communicators, this process is the only rank.
     """
 
-    def __init__(self, world: Any = None, node: Any = None):
+    def __init__(self, world: "MPI.Intracomm | None" = None, node: "MPI.Comm | None" = None):
         self.world = world
         """The communicator; None for a single rank."""
         self._node = node
@@ -74,7 +78,7 @@ class Ranks:
 
         Their messages are separate from the original's. All ranks must call it.
         """
-        return Ranks(self.world.Dup(), self._node.Dup()) if self.world else self
+        return Ranks(self.world.Dup(), self._node.Dup()) if self.world and self._node else self
 
     def threads(self, asked: int | None = None) -> int | None:
         """Return the number of CPU threads of this rank.
@@ -107,19 +111,19 @@ class Ranks:
         """
         if self.world is None:
             return [value]
-        data, sizes = self._sizes(value)
+        data, sizes = _sizes(self.world, value)
         received = bytearray(sum(sizes))
         self.world.Allgatherv(data, [received, sizes])
-        return _values(received, sizes, kinds)
+        return [unpack(part, kinds) for part in _parts(received, sizes)]
 
     def gather(self, value: T, to: int, *kinds: type) -> list[T]:
         """Return every rank's value, by rank, on rank `to`, and an empty list on the other ranks; all must call it."""
         if self.world is None:
             return [value]
-        data, sizes = self._sizes(value)
+        data, sizes = _sizes(self.world, value)
         received = bytearray(sum(sizes) if self.rank == to else 0)
         self.world.Gatherv(data, [received, sizes], to)
-        return _values(received, sizes, kinds) if self.rank == to else []
+        return [unpack(part, kinds) for part in _parts(received, sizes)] if self.rank == to else []
 
     def deal(self, values: list[T] | None, *kinds: type) -> T:
         """Return this rank's item of the values that rank 0 has for all ranks; all must call it."""
@@ -141,7 +145,7 @@ class Ranks:
         """
         if self.world is None:
             return time.perf_counter
-        self._wait(self.world.Ibarrier())
+        _wait(self.world.Ibarrier())
         times = []
         for _ in range(_BARRIERS):
             self.world.Barrier()
@@ -151,26 +155,29 @@ class Ranks:
             return time.perf_counter
         return lambda: time.perf_counter() - ahead
 
-    def group(self, size: int) -> Any:
+    def group(self, size: int) -> "MPI.Comm | None":
         """Return the communicator of this rank's group of `size` neighbours on its node; all ranks must call it.
 
         Return None for a rank without a full group.
         """
+        assert self._node, "a job of several ranks"
         group = self._node.Split(self.local // size)
         return group if group.size == size else None
 
-    def between(self, other: int, first: bool) -> Callable[[Any], None]:
+    def between(self, other: int, first: bool) -> Callable[[NDArray[np.uint8]], None]:
         """Return a function that sends a buffer to rank `other` and back.
 
         Without `first`, the function receives the buffer and sends it back.
         """
+        assert self.world, "a job of several ranks"
+        send, receive = self.world.Send, self.world.Recv
 
-        def there_and_back(buffer: Any) -> None:
+        def there_and_back(buffer: NDArray[np.uint8]) -> None:
             for sends in (first, not first):
                 if sends:
-                    self.world.Send(buffer, other)
+                    send(buffer, other)
                 else:
-                    self.world.Recv(buffer, other)
+                    receive(buffer, other)
 
         return there_and_back
 
@@ -236,20 +243,22 @@ class Ranks:
         self.world.Bcast(data)
         return values[0] if values else unpack(data, kinds)
 
-    def _sizes(self, value: object) -> tuple[bytes, list[int]]:
-        """Return a value as a message and the bytes of every rank's message, once all ranks have called it."""
-        self._wait(self.world.Ibarrier())
-        data = pack(value)
-        return data, _counts(self.world, len(data))
 
-    def _wait(self, request: Any) -> None:
-        nap, longest = _NAPS_S
-        while not request.Test():
-            time.sleep(nap)
-            nap = min(2 * nap, longest)
+def _sizes(world: "MPI.Intracomm", value: object) -> tuple[bytes, list[int]]:
+    """Return a value as a message and the bytes of every rank's message, once all ranks have called it."""
+    _wait(world.Ibarrier())
+    data = pack(value)
+    return data, _counts(world, len(data))
 
 
-def _counts(world: Any, mine: int) -> list[int]:
+def _wait(request: "MPI.Request") -> None:
+    nap, longest = _NAPS_S
+    while not request.Test():
+        time.sleep(nap)
+        nap = min(2 * nap, longest)
+
+
+def _counts(world: "MPI.Comm", mine: int) -> list[int]:
     """Gather one number from every rank of a communicator."""
     gathered = np.empty(world.size, dtype=np.int64)
     world.Allgather(np.array([mine], dtype=np.int64), gathered)
@@ -257,10 +266,9 @@ def _counts(world: Any, mine: int) -> list[int]:
     return counts
 
 
-def _values(received: bytearray, sizes: list[int], kinds: tuple[type, ...]) -> list[Any]:
-    """Return the values of all ranks from their concatenated messages."""
-    ends = list(itertools.accumulate(sizes))
-    return [unpack(received[end - size : end], kinds) for size, end in zip(sizes, ends, strict=True)]
+def _parts(received: bytearray, sizes: list[int]) -> list[bytearray]:
+    """Return the messages of all ranks, which lie one after the other."""
+    return [received[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
 
 def ranks_started() -> int:
@@ -286,7 +294,9 @@ def job() -> Iterator[Ranks]:
     end_with_parent()  # a launcher that is killed leaves its ranks behind
     world = _world(started)
     try:
-        yield Ranks(world, world.Split_type(_mpi().COMM_TYPE_SHARED))
+        from mpi4py import MPI
+
+        yield Ranks(world, world.Split_type(MPI.COMM_TYPE_SHARED))
     except Agreed:
         if world.rank:
             raise SystemExit(BAD_INPUT) from None
@@ -303,24 +313,19 @@ def job() -> Iterator[Ranks]:
         world.Abort(code)
 
 
-def _mpi() -> Any:
-    from mpi4py import MPI
-
-    return MPI
-
-
-def _world(started: int) -> Any:
+def _world(started: int) -> "MPI.Intracomm":
     """Return MPI's communicator of all ranks.
 
     Raises:
         InputError: mpi4py can't be used, or MPI sees another number of ranks than were started.
     """
     try:
-        world = _mpi().COMM_WORLD
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library for it
         raise InputError(
             f"{started} ranks were started, and mpi4py can't be used ({error}): pip install 'exegpt[mpi]'."
         ) from None
+    world = MPI.COMM_WORLD
     if world.size != started:
         raise InputError(
             f"{started} ranks were started, and MPI sees {world.size}: start them with the mpirun of the MPI library "

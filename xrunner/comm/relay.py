@@ -96,7 +96,7 @@ class Relay:
         self.offer = RelayOffer(tuple(listening.getsockname() for listening in self._listening), self._secret)
         self._tunnels: list[threading.Thread] = []
         for listening in self._listening:
-            _thread(self._accept, listening)
+            _thread(partial(self._accept, listening))
 
     def close(self) -> None:
         """Accept no more connections, and wait for the open ones to end."""
@@ -120,7 +120,7 @@ class Relay:
             except OSError:  # a peer without the secret, or no frontend yet: the leader tries again
                 peer.close()
                 continue
-            self._tunnels.append(_thread(_relay, peer, frontend))
+            self._tunnels.append(_thread(partial(_relay, peer, frontend)))
 
     def _admit(self, peer: socket.socket) -> socket.socket:
         """Return a connection to the frontend for a peer that has the secret.
@@ -227,7 +227,7 @@ def _prepare(connection: socket.socket) -> None:
 
 def _relay(peer: socket.socket, frontend: socket.socket) -> None:
     """Pass bytes on in both directions until one end is closed."""
-    back = _thread(_pump, frontend, peer)
+    back = _thread(partial(_pump, frontend, peer))
     _pump(peer, frontend)
     back.join()
     peer.close()
@@ -243,8 +243,8 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
             end.shutdown(socket.SHUT_RDWR)  # what was sent still arrives; the other direction ends, too
 
 
-def _thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
-    thread = threading.Thread(target=target, args=arguments, daemon=True)
+def _thread(target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, daemon=True)
     thread.start()
     return thread
 

@@ -2,13 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from xrunner.comm.gpu import DeviceEvent, Gpu
 from xrunner.comm.ranks import Ranks
-from xrunner.comm.transport import TOKENS, Transport, summed
+from xrunner.comm.transport import TOKENS, Pending, Transport, summed
 
 
 @dataclass(eq=False)
@@ -17,9 +16,16 @@ class _Receive:
 
     tensor: torch.Tensor
     host: torch.Tensor
-    message: Any
+    message: Pending
+    gpu: Gpu
     landed: DeviceEvent | None = None
     """The copy to the device; None until the tensor has arrived on the host."""
+
+    def Test(self) -> bool:
+        """Return whether it is complete, on the device too."""
+        if self.landed is None and self.message.Test():
+            self.landed = self.gpu.copy_beside(self.tensor, self.host)
+        return self.landed is not None and self.landed.query()
 
 
 class StagedTransport(Transport):
@@ -45,20 +51,12 @@ class StagedTransport(Transport):
         self._leaving.append((self._gpu.copy_beside(host, tensor), host, to, tag))
         self.progress()
 
-    def expect(self, tensor: torch.Tensor, source: int, tag: int) -> Any:
+    def expect(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         """Start receiving the next tensor from `source` into this one, of the same shape; poll `arrived`."""
         if tag == TOKENS:
             return super().expect(tensor, source, tag)
         host = self._like(tensor)
-        return _Receive(tensor, host, super().expect(host, source, tag))
-
-    def arrived(self, pending: Any) -> bool:
-        """Return whether a receive is complete, on the device too."""
-        if not isinstance(pending, _Receive):
-            return super().arrived(pending)
-        if pending.landed is None and super().arrived(pending.message):
-            pending.landed = self._gpu.copy_beside(pending.tensor, pending.host)
-        return pending.landed is not None and pending.landed.query()
+        return _Receive(tensor, host, super().expect(host, source, tag), self._gpu)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of [rows, hidden] over the group, added on the host."""

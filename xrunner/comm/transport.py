@@ -12,13 +12,20 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from xcore.requests.message import pack, unpack
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.ranks import Ranks
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
 
 ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE, CHANGE, REQUEST, SPANS = range(1, 10)
 """Message tags; messages of one tag arrive in the order in which they were sent."""
@@ -27,7 +34,14 @@ _AWAKE_S = 2e-4
 _NAPS_S = 2e-5, 2e-4
 """The first and the longest sleep, in seconds."""
 
-Pending = Any
+
+class Pending(Protocol):
+    """A receive in progress."""
+
+    def Test(self) -> bool:
+        """Return whether it is complete; named as in mpi4py, whose requests are such receives."""
+
+
 """A receive in progress, into a tensor."""
 
 
@@ -40,12 +54,13 @@ class Transport:
 
     def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...] = (), gpu: Gpu | None = None):
         self.gpu = gpu
+        assert ranks.world, "a job of several ranks"
         self._world = ranks.world
         self._kinds = kinds
         self._group = None
         if len(group) > 1:
             self._group = self._world.Create_group(self._world.group.Incl(group))
-        self._sending: deque[tuple[Any, object]] = deque()
+        self._sending: deque[tuple[Pending, object]] = deque()
         self.capturable = self._group is None
         """Whether CUDA graphs can capture its all-reduces: none of them waits on the host."""
 
@@ -80,7 +95,7 @@ class Transport:
         """Return whether a receive is complete."""
         return bool(pending.Test())
 
-    def wait(self, poll: Callable[[], Any], between: Callable[[], object] = lambda: None) -> Any:
+    def wait(self, poll: Callable[[], T | None], between: Callable[[], object] = lambda: None) -> T:
         """Call `poll` until it returns neither None nor False, and return that.
 
         `between` is called between two polls.
@@ -124,7 +139,7 @@ class Transport:
             self._group = None
 
 
-def wait(poll: Callable[[], Any], between: Callable[[], object] = lambda: None) -> Any:
+def wait(poll: Callable[[], T | None], between: Callable[[], object] = lambda: None) -> T:
     """Call `poll` until it returns neither None nor False, and return that.
 
     `between` is called between two polls.
@@ -140,7 +155,7 @@ def wait(poll: Callable[[], Any], between: Callable[[], object] = lambda: None) 
     return result
 
 
-def summed(x: torch.Tensor, group: Any, between: Callable[[], object] = lambda: None) -> torch.Tensor:
+def summed(x: torch.Tensor, group: "MPI.Comm", between: Callable[[], object] = lambda: None) -> torch.Tensor:
     """Return the sum of a tensor over the ranks of a communicator. May overwrite x.
 
     The sum is computed in float32, as MPI lacks 16-bit floats.
@@ -153,5 +168,5 @@ def summed(x: torch.Tensor, group: Any, between: Callable[[], object] = lambda: 
     return wide.to(x.dtype)
 
 
-def _bytes(tensor: torch.Tensor) -> Any:
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return tensor.view(torch.uint8).numpy()

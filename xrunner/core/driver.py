@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from xcore.batching import UNKNOWN, FollowingOrder, Hints, Order, PrefixPool, Sequence
 from xcore.batching.kv_pool import KVPool
@@ -72,7 +71,7 @@ class Driver:
         pool: KVPool | None = None,
     ):
         self.worker, self.outputs = worker, outputs
-        self.policy: Any = options.policy or make_policy(schedule)
+        self.policy = options.policy or make_policy(schedule)
         self.ledger = make_ledger(schedule, options.order, pool)
         self._pins = options.pins
         if options.pins and isinstance(self.ledger.pool, PrefixPool):

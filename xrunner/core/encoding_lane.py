@@ -9,7 +9,6 @@ its first tokens are here and every decoding rank has its keys and values.
 from collections import deque
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from xcore.batching.step import StagePhase
 from xcore.policies.waa import most_in_transfer, most_underway
 from xrunner.comm.encoder_output import slots_in
 from xrunner.comm.kv_transfer import KVArrival
-from xrunner.comm.transport import NOTICE, TOKENS
+from xrunner.comm.transport import NOTICE, TOKENS, Pending
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.running import RunningRequest
@@ -37,7 +36,7 @@ class _Batch:
     receivers: list[RunningRequest]
     prompts: PromptRows | None
     result: torch.Tensor
-    pending: Any
+    pending: Pending
     """The receive of its tokens."""
     missing: int
     """The number of decoding ranks that have not reported its keys and values yet."""

@@ -11,7 +11,7 @@ encoding side's (`encoding_lane.py`).
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -19,7 +19,7 @@ from xcore.batching import MicroBatch, Step
 from xcore.batching.step import StagePhase
 from xcore.policies.waa import most_underway
 from xcore.specs.schedule import Schedule
-from xrunner.comm.transport import TOKENS
+from xrunner.comm.transport import TOKENS, Pending
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler, DeviceBatch
 from xrunner.rank.running import RunningRequest
@@ -62,7 +62,7 @@ class _Flight:
     receivers: list[RunningRequest]
     prompts: PromptRows | None
     result: torch.Tensor
-    pending: Any
+    pending: Pending
 
 
 class OwnLane:
@@ -75,7 +75,7 @@ class OwnLane:
     def __init__(self, worker: Worker, schedule: Schedule, outputs: Outputs, assemble: Assembler):
         self.phase = worker.place.line[0].phase
         self._worker, self._outputs, self._assemble = worker, outputs, assemble
-        self._flying: deque[Any] = deque()
+        self._flying: deque[_Flight] = deque()
         """Micro-batches whose tokens have not arrived yet, in order."""
         self._steps = 0
         """Number of steps that have been run."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from xcore.requests.request import Result
 from xcore.specs.change import Change
@@ -42,11 +41,11 @@ class RunReport:
         On other drivers, return what they leave.
         """
         spans_here = worker.spans or []
-        here: tuple[Any, ...] = (spans_here, [], [], 0, 0)
+        served_here: tuple[list[RequestTimes], list[int], int, int] = ([], [], 0, 0)
         if driver:
             ledger = driver.ledger
-            here = (spans_here, driver.outputs.served, driver.left, ledger.preemptions, ledger.reused)
-        parts = ranks.gather(here, Place(worker.place.schedule, 0).driver, Span, RequestTimes)
+            served_here = driver.outputs.served, driver.left, ledger.preemptions, ledger.reused
+        parts = ranks.gather((spans_here, *served_here), Place(worker.place.schedule, 0).driver, Span, RequestTimes)
         spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
         served = sorted((s for _, part, *_ in parts for s in part), key=lambda s: s.finish_s)
         left = tuple(sorted(place for _, _, part, *_ in parts for place in part))

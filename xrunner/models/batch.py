@@ -1,7 +1,7 @@
 """Batch: the tensors of one iteration; its prompts follow each other without padding."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -90,18 +90,38 @@ class Batch:
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, parts: tuple[AttentionBatch, ...], **options: Any
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    parts: tuple[AttentionBatch, ...],
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of q [rows, heads, head_size], part by part: [rows, heads, head_size].
 
-    `options` are further arguments of the kernel. The batch's keys and values are in the cache. Padding rows after the
+    The further arguments are the kernel's. The batch's keys and values are in the cache. Padding rows after the
     last part give zeros; within a part, in a graph, anything.
     """
     attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for part in parts:
         own = slice(part.begin, part.end)
         arrays = part.tables, part.offsets, part.contexts
-        own_options = {**options, "starts": part.starts, "work": part.work, "max_query_len": part.max_query_len}
-        attention(q[own], keys, values, *arrays, attended[own], **own_options)
+        attention(
+            q[own],
+            keys,
+            values,
+            *arrays,
+            attended[own],
+            scale=scale,
+            window=window,
+            causal=causal,
+            starts=part.starts,
+            bias=bias,
+            work=part.work,
+            max_query_len=part.max_query_len,
+        )
     attended[parts[-1].end :].zero_()  # `= 0` would launch a kernel for the zero, even where there is no such row
     return attended

@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from xcore.document import dumps
 from xcore.errors import InputError
@@ -85,7 +84,7 @@ def create_model(
 
 def _config(
     arch: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     if min(layers, hidden, heads, kv_heads, ffn, context) < 1:
         raise InputError("Layers, hidden, heads, KV heads, FFN and context must all be at least 1.")
     if arch not in FAMILIES:

@@ -1,13 +1,14 @@
 """GPT-2: LayerNorm, learned positions, biases everywhere, GELU in its tanh form."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 
 from exegpt.kernels.kv_write import kv_write
-from exegpt.kernels.linear import PackedLinear
+from exegpt.kernels.linear import Activation, PackedLinear
 from exegpt.kernels.norm import layer_norm
+from xcore.architectures.config_sizes import number
 from xcore.specs.model import ModelSpec
 from xrunner.models.row_chunks import in_row_chunks
 from xrunner.models.shard import Shard
@@ -21,7 +22,7 @@ EXTRAS = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)
 """Causal masks, which old checkpoints contain."""
 
 
-def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+def unsupported(config: Mapping[str, object], name: str) -> dict[str, bool]:
     """Return for each key of a config whether these layers don't support its value."""
     return {
         "activation_function": config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"),
@@ -31,7 +32,7 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     }
 
 
-def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, object]:
     """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
     return {
         "vocab_size": sizes["vocab"],
@@ -79,7 +80,13 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 
 
 def build(
-    spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
+    spec: ModelSpec,
+    config: Mapping[str, object],
+    weights: Weights,
+    layers: range,
+    shard: Shard,
+    embedding: bool,
+    head: bool,
 ) -> "tuple[list[GPT2Layer], GPT2Ends]":
     """Return these layers, and the embedding and the head if requested."""
     ends = GPT2Ends(spec, config, weights, embedding, head)
@@ -94,7 +101,7 @@ class GPT2Layer:
 
     window = None
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, shard: Shard):
+    def __init__(self, spec: ModelSpec, config: Mapping[str, object], weights: Weights, layer: int, shard: Shard):
         self.spec = shard.share(spec)
         self.shard = shard
         shapes, sharded = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
@@ -104,11 +111,11 @@ class GPT2Layer:
             side_by_side = 3 if name.startswith("attn.c_attn") else 1
             return shard.cut(read(weights, PREFIX, full, shapes[full]), sharded[full], side_by_side)
 
-        def linear(name: str, **options: Any) -> PackedLinear:
+        def linear(name: str, activation: Activation | None = None) -> PackedLinear:
             weight, bias = get(f"{name}.weight").t().contiguous(), get(f"{name}.bias")
-            return PackedLinear(weight, shard.once(bias) if name.endswith("c_proj") else bias, **options)
+            return PackedLinear(weight, shard.once(bias) if name.endswith("c_proj") else bias, activation)
 
-        self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))
+        self.epsilon = number(config, "layer_norm_epsilon", 1e-5)
         self.input_norm = get("ln_1.weight"), get("ln_1.bias")
         self.qkv = linear("attn.c_attn")
         self.output = linear("attn.c_proj")
@@ -131,7 +138,7 @@ class GPT2Layer:
         x is overwritten.
         """
         update = self.shard.all_reduce(self.output(attended.flatten(1)))
-        return self.shard.all_reduce(in_row_chunks(self._feed_forward, update, x))
+        return self.shard.all_reduce(in_row_chunks(lambda rows: self._feed_forward(*rows), update, x))
 
     def _feed_forward(self, update: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         normed = layer_norm(update, *self.attention_norm, self.epsilon, residual=x)
@@ -141,14 +148,14 @@ class GPT2Layer:
 class GPT2Ends:
     """The embedding, and the final norm and head, if a stage holds them."""
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
+    def __init__(self, spec: ModelSpec, config: Mapping[str, object], weights: Weights, embedding: bool, head: bool):
         shapes = outer_shapes(spec)
 
         def get(name: str) -> torch.Tensor:
             return read(weights, PREFIX, f"{PREFIX}{name}", shapes[f"{PREFIX}{name}"])
 
         self.spec = spec
-        self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))
+        self.epsilon = number(config, "layer_norm_epsilon", 1e-5)
         if embedding:
             self.embedding, self.position_embedding = get("wte.weight"), get("wpe.weight")
         if head:

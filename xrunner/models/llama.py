@@ -6,7 +6,7 @@ layers. Qwen 3 normalises every head's query and key.
 
 import functools
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.rotary import rotate_and_write
 from exegpt.kernels.swiglu import swiglu
+from xcore.architectures.config_sizes import number
 from xcore.architectures.llama_family import attention_window
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
@@ -30,23 +31,24 @@ EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|s
 """Tensors of checkpoints that the layers compute themselves."""
 
 
-def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+def unsupported(config: Mapping[str, object], name: str) -> dict[str, bool]:
     """Return for each key of a config whether these layers don't support its value."""
     kind, types = config.get("model_type"), config.get("layer_types") or []
-    _, parameters = _rope(config, name)
+    kinds = types if isinstance(types, list) else [types]
+    _, _, partial = _rope(config, name)
     return {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # qwen2 always has its own biases
         "mlp_bias": bool(config.get("mlp_bias")),
         "sliding_window": bool(config.get("sliding_window")) and kind == "llama",
         "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0,
-        "rope_parameters": parameters.get("partial_rotary_factor", 1.0) != 1.0,
-        "layer_types": not {"sliding_attention", "full_attention"}.issuperset(types)
-        or len(types) not in (0, config.get("num_hidden_layers")),
+        "rope_parameters": partial,
+        "layer_types": not {"sliding_attention", "full_attention"}.issuperset(kinds)
+        or len(kinds) not in (0, config.get("num_hidden_layers")),
     }
 
 
-def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, object]:
     """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
     return {
         "vocab_size": sizes["vocab"],
@@ -104,8 +106,8 @@ _ROPE = {
 """Types of rotary embeddings that can be run, and the parameters that each needs."""
 
 
-def _rope(config: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
-    """Return the type of a config's rotary embeddings and their parameters, `rope_theta` among them.
+def _rope(config: Mapping[str, object], name: str) -> tuple[str, dict[str, float], bool]:
+    """Return the type of a config's rotary embeddings, its parameters, and whether a part of each head is rotated.
 
     Raises:
         InputError: The type is not known, or a parameter is missing or no positive number.
@@ -122,18 +124,20 @@ def _rope(config: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
         raise InputError(
             f"Model '{name}' has rotary embeddings of type '{kind}': only {', '.join(_ROPE)} are supported."
         )
+    numbers: dict[str, float] = {}
     for needed in ("rope_theta", *_ROPE[kind]):
         value = parameters.get(needed)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
             raise InputError(
                 f"Model '{name}' has {key or 'a config'} with {needed} = {value!r}: '{kind}' needs a number."
             )
-    return kind, parameters
+        numbers[needed] = value
+    return kind, numbers, parameters.get("partial_rotary_factor", 1.0) != 1.0
 
 
-def rotary_tables(config: dict[str, Any], spec: ModelSpec) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_tables(config: Mapping[str, object], spec: ModelSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cosines and sines by position, each float32 [context, head_size / 2]."""
-    kind, parameters = _rope(config, spec.name)
+    kind, parameters, _ = _rope(config, spec.name)
     theta = parameters["rope_theta"]
     frequencies = 1.0 / theta ** (torch.arange(0, spec.head_size, 2, dtype=torch.float32) / spec.head_size)
     if kind == "linear":
@@ -144,7 +148,7 @@ def rotary_tables(config: dict[str, Any], spec: ModelSpec) -> tuple[torch.Tensor
     return angles.cos(), angles.sin()
 
 
-def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
+def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, float]) -> torch.Tensor:
     """Return the frequencies after Llama 3.1's context extension.
 
     Low frequencies are divided by `factor`, high ones kept, with a ramp between.
@@ -156,7 +160,13 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
 
 
 def build(
-    spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
+    spec: ModelSpec,
+    config: Mapping[str, object],
+    weights: Weights,
+    layers: range,
+    shard: Shard,
+    embedding: bool,
+    head: bool,
 ) -> "tuple[list[LlamaLayer], LlamaEnds]":
     """Return these layers, and the embedding and the head if requested."""
     tables = tuple(table.to(weights.device) for table in rotary_tables(config, spec))
@@ -171,7 +181,13 @@ class LlamaLayer:
     """
 
     def __init__(
-        self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, shard: Shard, tables: Any
+        self,
+        spec: ModelSpec,
+        config: Mapping[str, object],
+        weights: Weights,
+        layer: int,
+        shard: Shard,
+        tables: tuple[torch.Tensor, ...],
     ):
         self.spec = shard.share(spec)
         self.shard = shard
@@ -187,7 +203,7 @@ class LlamaLayer:
                 torch.cat([get(f"{name}.weight") for name in names]), torch.cat(biases) if biases else None
             )
 
-        self.epsilon = float(config.get("rms_norm_eps", 1e-6))
+        self.epsilon = number(config, "rms_norm_eps", 1e-6)
         self.cosines, self.sines = tables
         self.window = attention_window(config, layer)
         self.input_norm = get("input_layernorm.weight")
@@ -233,7 +249,7 @@ class LlamaLayer:
         x is overwritten.
         """
         x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
-        return self.shard.all_reduce(in_row_chunks(self._feed_forward, x))
+        return self.shard.all_reduce(in_row_chunks(lambda rows: self._feed_forward(*rows), x))
 
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = swiglu(self.gate_up(rms_norm(x, self.attention_norm, self.epsilon)))
@@ -243,8 +259,8 @@ class LlamaLayer:
 class LlamaEnds:
     """The embedding, and the final norm and head, if a stage holds them."""
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
-        self.epsilon = float(config.get("rms_norm_eps", 1e-6))
+    def __init__(self, spec: ModelSpec, config: Mapping[str, object], weights: Weights, embedding: bool, head: bool):
+        self.epsilon = number(config, "rms_norm_eps", 1e-6)
         table = functools.partial(weights.get, "model.embed_tokens.weight", (spec.vocab, spec.hidden))
         if embedding:
             self.embedding = table()

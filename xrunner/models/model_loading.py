@@ -1,9 +1,9 @@
 """Load a model, a stage or a shard of it with a directory's weights or random ones, and check the weights."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -71,7 +71,7 @@ def random_model(
 @torch.inference_mode()
 def _build(
     spec: ModelSpec,
-    config: dict[str, Any],
+    config: Mapping[str, object],
     weights: Weights,
     dtype: str,
     layers: range | int | None,
@@ -104,7 +104,7 @@ def _build(
 
 def _encoder_decoder(
     spec: ModelSpec,
-    config: dict[str, Any],
+    config: Mapping[str, object],
     weights: Weights,
     dtype: str,
     encoding: range,
@@ -137,7 +137,7 @@ def _encoder_decoder(
     )
 
 
-def _with_generation_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
+def _with_generation_config(directory: Path, config: dict[str, object]) -> dict[str, object]:
     """Return the config with the special tokens of generation_config.json, if it has any, as `generate` takes them."""
     path = directory / "generation_config.json"
     if not path.is_file():
@@ -148,7 +148,7 @@ def _with_generation_config(directory: Path, config: dict[str, Any]) -> dict[str
     return config | {k: v for k, v in values.items() if k.endswith("_token_id") and v is not None}
 
 
-def _eos(config: dict[str, Any], name: str) -> frozenset[int]:
+def _eos(config: Mapping[str, object], name: str) -> frozenset[int]:
     """Return the end-of-text tokens."""
     value = config.get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]

@@ -1,6 +1,6 @@
 """OPT: GPT-2's layer with ReLU, under other names; positions begin at 2."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
@@ -18,7 +18,7 @@ _EPSILON = 1e-5
 EXTRAS: tuple[str, ...] = ()
 
 
-def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+def unsupported(config: Mapping[str, object], name: str) -> dict[str, bool]:
     """Return for each key of a config whether these layers don't support its value."""
     return {
         "do_layer_norm_before": not config.get("do_layer_norm_before", True),  # opt-350m
@@ -29,7 +29,7 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     }
 
 
-def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, object]:
     """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
     return {
         "vocab_size": sizes["vocab"],
@@ -77,7 +77,13 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 
 
 def build(
-    spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
+    spec: ModelSpec,
+    config: Mapping[str, object],
+    weights: Weights,
+    layers: range,
+    shard: Shard,
+    embedding: bool,
+    head: bool,
 ) -> tuple[list[GPT2Layer], GPT2Ends]:
     """Return these layers, and the embedding and the head if requested."""
     ends = OPTEnds(spec, weights, embedding, head)

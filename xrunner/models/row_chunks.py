@@ -4,7 +4,7 @@ Mapped memory is also reused. A GPU gains neither and computes the whole batch a
 kernels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,8 +13,8 @@ from exegpt.kernels import gpu_device
 _ROWS = 1024
 
 
-def in_row_chunks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+def in_row_chunks(function: Callable[[Sequence[torch.Tensor]], torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
     """Compute `function` of tensors [rows, width] chunk by chunk: [rows, ...]. It must treat rows independently."""
     if len(tensors[0]) <= _ROWS or gpu_device.on_gpu(tensors[0]):
-        return function(*tensors)
-    return torch.cat([function(*chunk) for chunk in zip(*(t.split(_ROWS) for t in tensors), strict=True)])
+        return function(tensors)
+    return torch.cat([function(chunk) for chunk in zip(*(t.split(_ROWS) for t in tensors), strict=True)])

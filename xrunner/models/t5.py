@@ -4,16 +4,16 @@ Version 1.0 has ReLU and scales the states before its tied head, 1.1 a GELU gate
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 
 from exegpt.kernels.kv_write import kv_write
-from exegpt.kernels.linear import PackedLinear
+from exegpt.kernels.linear import Activation, PackedLinear
 from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.swiglu import geglu
+from xcore.architectures.config_sizes import number
 from xcore.specs.model import ModelSpec
 from xrunner.models.row_chunks import in_row_chunks
 from xrunner.models.shard import Shard
@@ -34,12 +34,12 @@ EXTRAS = (
 """Tensors of published checkpoints that no layer uses."""
 
 
-def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+def unsupported(config: Mapping[str, object], name: str) -> dict[str, bool]:
     """Return for each key of a config whether these layers don't support its value."""
     return {"feed_forward_proj": config.get("feed_forward_proj", "relu") not in _ACTIVATIONS}
 
 
-def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, object]:
     """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
     return {
         "vocab_size": sizes["vocab"],
@@ -99,13 +99,15 @@ def _bias_name(stack: str) -> str:
     return f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
-def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, stack: str, shard: Shard) -> torch.Tensor:
+def relative_bias(
+    spec: ModelSpec, config: Mapping[str, object], weights: Weights, stack: str, shard: Shard
+) -> torch.Tensor:
     """Return the position bias by the distance from query to key, as `kernels/attention.py` takes it.
 
     float32 [heads, 2 · D + 1]; D is the distance from which on all distances share a bias.
     """
-    buckets = config.get("relative_attention_num_buckets", _BUCKETS)
-    most = config.get("relative_attention_max_distance", 128)
+    buckets = int(number(config, "relative_attention_num_buckets", _BUCKETS))
+    most = int(number(config, "relative_attention_max_distance", 128))
     table = weights.get(_bias_name(stack), (buckets, spec.heads))
     sharded = shard.cut(table, (buckets, shard.share(spec).heads))
     places = relative_buckets(most, buckets, both_ways=stack == "encoder").to(sharded.device)
@@ -141,18 +143,20 @@ class T5Layer:
 
     window: int | None = None
 
-    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, stack: str, layer: int, shard: Shard):
+    def __init__(
+        self, spec: ModelSpec, config: Mapping[str, object], weights: Weights, stack: str, layer: int, shard: Shard
+    ):
         self.spec = shard.share(spec)
         self.shard = shard
-        self.epsilon = float(config.get("layer_norm_epsilon", 1e-6))
+        self.epsilon = number(config, "layer_norm_epsilon", 1e-6)
         shapes, sharded = _shapes(spec, stack, layer), _shapes(self.spec, stack, layer)
 
         def get(name: str) -> torch.Tensor:
             full = f"{stack}.block.{layer}.layer.{name}.weight"
             return shard.cut(weights.get(full, shapes[full]), sharded[full])
 
-        def linear(block: str, *names: str, **options: Any) -> PackedLinear:
-            return PackedLinear(torch.cat([get(f"{block}.{name}") for name in names]), **options)
+        def linear(block: str, *names: str, activation: Activation | None = None) -> PackedLinear:
+            return PackedLinear(torch.cat([get(f"{block}.{name}") for name in names]), activation=activation)
 
         self.input_norm = get("0.layer_norm")
         self.qkv, self.output = linear("0.SelfAttention", *"qkv"), linear("0.SelfAttention", "o")
@@ -184,7 +188,7 @@ class T5Layer:
         if cross:
             (q,) = self._heads(self.cross_query(rms_norm(x, self.cross_norm, self.epsilon)), 1)
             x = self.shard.all_reduce(self.cross_output(cross(q).flatten(1), residual=self.shard.once(x)))
-        return self.shard.all_reduce(in_row_chunks(self._feed_forward, x))
+        return self.shard.all_reduce(in_row_chunks(lambda rows: self._feed_forward(*rows), x))
 
     def cross_keys_values(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute cross-attention's k and v from the encoder's output [tokens, hidden].
@@ -207,12 +211,18 @@ class T5Ends:
     """The embedding, the final norm of each stack, and the head, if a stage holds them."""
 
     def __init__(
-        self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, encoder_end: bool, head: bool
+        self,
+        spec: ModelSpec,
+        config: Mapping[str, object],
+        weights: Weights,
+        embedding: bool,
+        encoder_end: bool,
+        head: bool,
     ):
         def get(name: str) -> torch.Tensor:
             return weights.get(name, outer_shapes(spec)[name])
 
-        self.epsilon = float(config.get("layer_norm_epsilon", 1e-6))
+        self.epsilon = number(config, "layer_norm_epsilon", 1e-6)
         if embedding:
             self.embedding = get("shared.weight")
         self.encoder_norm = get("encoder.final_layer_norm.weight") if encoder_end else None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,6 +13,9 @@ from xcore.document import check_file, read_json
 from xcore.errors import InputError, refusing
 from xcore.specs.model import ModelSpec
 from xrunner.models.device import CPU
+
+if TYPE_CHECKING:
+    from safetensors import safe_open
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes in which models run."""
@@ -66,7 +69,7 @@ class SafetensorsWeights:
         self.directory = Path(directory)
         self.dtype = dtype
         self.device = device
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, safe_open] = {}
         self._where = self._index()
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -128,7 +131,7 @@ class SafetensorsWeights:
             )
         return where
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Path) -> "safe_open":
         from safetensors import safe_open
 
         if path.name not in self._files:

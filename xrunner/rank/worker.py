@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from xrunner.models.weights import torch_dtype
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute, Launched
 
+T = TypeVar("T")
 END = "end"
 """The order that ends a worker's run."""
 _SPANS_AT_ONCE = 16
@@ -65,7 +66,7 @@ class Worker:
         self.now, self.spans, self._ended = now, [] if record else None, 0.0
         self._report_to = report_to
 
-    def wait(self, poll: Callable[[], Any]) -> Any:
+    def wait(self, poll: Callable[[], T | None]) -> T:
         """Call `poll` until it returns neither None nor False, and return that."""
         return self.transport.wait(poll, self.between) if self.transport else wait(poll)
 

@@ -250,7 +250,7 @@ def test_a_gpu_takes_long_batches_whole(monkeypatch, on_gpu, calls):
 
     monkeypatch.setattr(gpu_device, "on_gpu", lambda x: on_gpu)
     seen = []
-    in_row_chunks(lambda x: seen.append(len(x)) or x, torch.zeros(2050, 1))
+    in_row_chunks(lambda rows: seen.append(len(rows[0])) or rows[0], torch.zeros(2050, 1))
     assert seen == calls
 
 
