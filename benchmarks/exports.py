@@ -22,6 +22,7 @@ from exegpt.api.simulate import simulate
 from exegpt.api.tuning import BoundedAnswer, TuneProblem, tune_bounds
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.tune import TuneOptions
+from xcore.document import from_dict
 from xcore.specs.bound import ALL_REQUESTS
 from xcore.specs.estimate import Estimate
 from xscheduler.export import ENGINES, Export, Target
@@ -141,8 +142,7 @@ def read_back(question: Question, export: Export) -> Estimate:
         engine=launches[0].engine,
         **{name: said.pop(name) for name in names},
     )
-    facts = simulate(options, said, launches[0].longest).facts
-    return Estimate(**facts)
+    return from_dict(Estimate, simulate(options, said, launches[0].longest).facts, "the estimate")
 
 
 def drawn(rng: random.Random, engine: str = "vllm") -> Question | None:

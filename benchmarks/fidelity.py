@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.job import measure_ranks, mpirun
 from exegpt.api.compare import execute
@@ -36,6 +36,12 @@ from xprofiler.measure import measure_profile
 from xrunner.models import load_model
 from xscheduler.setting_search import search_schedule
 from xscheduler.settings import Setting, find_setting
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from xscheduler.setting_search import SearchKeywords
+
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 CASES = (  # workload, columns, the bound as a place between the lowest latency (0) and the unbounded optimum's (1)
@@ -80,9 +86,10 @@ class Row:
         return self.latency_s <= self.bound_s
 
 
-def bound_between(setting: Setting, place: float, **options: Any) -> float:
+def bound_between(setting: Setting, place: float, **options: "Unpack[SearchKeywords]") -> float:
     """A bound in seconds, to two digits, geometrically between the lowest latency and the unbounded optimum's."""
-    free = search_schedule(setting, None, lowest_latency=True, **options)
+    options["lowest_latency"] = True
+    free = search_schedule(setting, None, **options)
     if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
         raise SystemExit(f"nothing is feasible for workload {setting.workload.name}")
     bound = free.lowest_latency_s ** (1 - place) * free.estimate.latency_s**place
@@ -191,7 +198,7 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
         if only and only != workload:
             continue
         setting = find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=MEMORY_FRACTION)
-        options = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
+        options: SearchKeywords = {"policies": tuple(policy.split(",")), "fixed": {"replicas": 1, "tp_degree": 1}}
         # where WAA's memory is full, as with T on two devices, memory alone limits how many are resident
         bound_s = bound_between(setting, 0.5, **options) if policy == "rra" else None
         answer = search_schedule(setting, bound_s, **options)

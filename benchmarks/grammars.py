@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.model_sizes import ModelSizes
 from xcore.requests.grammar import Grammars
 
 _NAP_S = 5e-4
 _EOS = 256
-_KINDS: tuple[dict[str, Any], ...] = (
+_KINDS: tuple[dict[str, object], ...] = (
     {"type": "string", "maxLength": 100},
     {"type": "integer", "minimum": 0, "maximum": 100_000},
     {"enum": [f"value {i}" for i in range(8)]},

@@ -18,6 +18,7 @@ import torch
 
 from benchmarks import launches
 from benchmarks.launches import META, on_no_device
+from xcore.arrays import Array
 from xcore.policies.control import Control
 from xcore.policies.orca import OrcaControl
 from xcore.policies.rra import RRAControl
@@ -99,7 +100,7 @@ def requests(policy: str, repetition_penalty: float) -> list[Request]:
     ]
 
 
-def steps(model: Model, policy: str, repetition_penalty: float, ranks: Ranks) -> np.ndarray:
+def steps(model: Model, policy: str, repetition_penalty: float, ranks: Ranks) -> Array:
     """Microseconds by the ranks' clock from a decision to decode a full batch to the next one: float [iterations]."""
     schedule = Schedule(
         Schedule.VERSION,

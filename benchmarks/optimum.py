@@ -74,8 +74,14 @@ class Asked:
 
     def search(self, policies: Sequence[str], fixed: dict[str, int] | None = None) -> "Tuned":
         """The answer of `tune`."""
-        bounds = {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s}
-        return search_schedule(self.setting, self.latency_s, **bounds, policies=tuple(policies), fixed=fixed)
+        return search_schedule(
+            self.setting,
+            self.latency_s,
+            ttft_s=self.ttft_s,
+            tpot_s=self.tpot_s,
+            policies=tuple(policies),
+            fixed=fixed,
+        )
 
     def __str__(self) -> str:
         """Return the question in one line."""
@@ -196,7 +202,7 @@ def spaces(policy: str, problem: "SearchProblem") -> Iterator["Candidates"]:
     from xscheduler.ceilings import SpaceLimits
     from xscheduler.space import Variable
 
-    def space(where: "Callable[[], Scenario]", *variables: Variable, **constants: int | str) -> "Candidates":
+    def space(where: "Callable[[], Scenario]", *variables: Variable, **constants: int) -> "Candidates":
         anything = SpaceLimits(math.inf, 0.0)
         return candidates(policy, problem, where, variables, anything, 0.0, **constants)
 
@@ -219,10 +225,10 @@ def spaces(policy: str, problem: "SearchProblem") -> Iterator["Candidates"]:
                 yield space(where, batches, encode_micro_batches=encode_count, micro_batches=parts)
         elif policy == "orca":
             for prefills in rising(1, 128, 1.1, 16):
-                yield space(where, batches, prefills_per_step=prefills, admission="reserve")
+                yield space(where, batches, prefills_per_step=prefills, grows=False)
         elif policy == "chunked":
             budgets = Variable("max_num_batched_tokens", rising(*BUDGETS, STEP, BUDGETS[0]))
-            yield space(where, fewer, budgets, admission="reserve")
+            yield space(where, fewer, budgets, grows=False)
         else:
             output = problem.load.workload.output.max
             iterations = Variable("decode_iterations", rising(1, output, STEP, EVERY))

@@ -68,13 +68,13 @@ def plan_of(directories: Mapping[str, Path], together: bool) -> Plan:
     return Plan(Plan.VERSION, "by hand", cluster, tuple(models))
 
 
-def post(url: str, body: dict[str, Any], **headers: str) -> Any:
+def post(url: str, body: dict[str, object], **headers: str) -> Any:
     """A POST of JSON; the response, to be read."""
     named = {"Content-Type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
     return urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), named), timeout=600)
 
 
-def completion(model: str, i: int) -> dict[str, Any]:
+def completion(model: str, i: int) -> dict[str, object]:
     """The i-th request of a model."""
     prompt = [3 + (31 * i + 7 * j) % 7990 for j in range(PROMPT - i % 16)]
     how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}

@@ -15,7 +15,6 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ SIZES = {
 }
 
 
-def application(directories: Mapping[str, Path], documents: int, load_s: float) -> dict[str, Any]:
+def application(directories: Mapping[str, Path], documents: int, load_s: float) -> dict[str, object]:
     """The application file's content."""
     load = f"{load_s:.3g}s"
     nodes: list[dict[str, object]] = [
@@ -53,7 +52,7 @@ def application(directories: Mapping[str, Path], documents: int, load_s: float) 
     return {"nodes": nodes, "edges": edges}
 
 
-def plans_of(folder: Path, asked: dict[str, Any]) -> dict[str, StagePlan]:
+def plans_of(folder: Path, asked: dict[str, object]) -> dict[str, StagePlan]:
     """SamuLLM's plan, and the heuristics', by their names."""
     cluster = document.to_dict(local_cluster()) | {"devices_per_node": 2}
     del cluster["name"]  # the file's

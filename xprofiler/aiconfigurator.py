@@ -9,7 +9,6 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -119,7 +118,7 @@ class _Tables:
     versions: dict[str, str] = field(default_factory=dict)
     """The version of each table that has been read."""
 
-    def columns(self, family: str, name: str, engine: str | None = None, **only: Any) -> dict[str, Array]:
+    def columns(self, family: str, name: str, engine: str | None = None, **only: object) -> dict[str, Array]:
         """Return the columns of a table's rows that have these values.
 
         Raises:
@@ -209,7 +208,12 @@ def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> di
     return {heads: _completed(axes, points, measured, power) for heads, measured in cells.items()}
 
 
-def _completed(axes: Any, points: tuple[tuple[float, ...], ...], measured: dict[Any, float], power: float) -> Table:
+def _completed(
+    axes: tuple[str, str],
+    points: tuple[tuple[float, ...], ...],
+    measured: dict[tuple[float, ...], float],
+    power: float,
+) -> Table:
     """Return the table, filled beyond the largest batches and lengths that were measured together.
 
     There, time grows with the work: in proportion to the batch, and with the length to the power `power`.

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
@@ -14,6 +14,10 @@ from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.models.cache import KVCache
 from xrunner.models.device import CPU
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
 COLD_BYTES = 2**28
 """A pool of this size outgrows the CPU's caches. In a run all weights are read between two uses of one layer's KV
 cache, so its blocks are never cached."""
@@ -24,6 +28,15 @@ _LAYERS = 2
 
 So neither is in the caches nearest to the core, as after a layer's matrix products.
 """
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Arguments of the attention kernel."""
+
+    scale: float | None
+    window: int | None
+    causal: bool
+    bias: torch.Tensor | None
 
 
 class AttentionProbe:
@@ -51,7 +64,9 @@ class AttentionProbe:
         self._keys, self._values = cache.keys[0].normal_(), cache.values[0].normal_()
         self._workspace = FlashInfer.new_workspace(device) if attention == "flashinfer" else None
 
-    def call(self, batch: int, new: int, past: int, **options: Any) -> Callable[[], torch.Tensor]:
+    def call(
+        self, batch: int, new: int, past: int, **options: "Unpack[AttentionOptions]"
+    ) -> Callable[[], torch.Tensor]:
         """Return a call of one layer's attention for `batch` sequences, with the kernel's `options`.
 
         Each sequence has `new` tokens after `past` cached ones.

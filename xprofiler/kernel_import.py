@@ -3,7 +3,6 @@
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec, is_stock
@@ -34,7 +33,7 @@ class KernelImport:
         """Return the degrees at which imported kernels had the smaller error."""
         return tuple(row.tp for row in self.compared if row.imported_error < row.median_error)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return what `--json` prints."""
         compared = [asdict(row) for row in self.compared]
         facts = {name: value for name, value in asdict(self).items() if name != "compared"}

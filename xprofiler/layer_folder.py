@@ -8,7 +8,6 @@ microseconds, for one device.
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,8 +36,8 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
     refuse_beyond_dense(model)
     meta = _meta(folder)
     _check_model(model, meta, folder)
-    dtype = dtype or meta.get("variant")
-    if dtype is None:
+    dtype = dtype or str(meta.get("variant", ""))
+    if not dtype:
         raise InputError(f"'{folder}' has no meta.yaml with a dtype: pass --dtype.")
     dense = _by_layer(folder / "dense.csv", "tokens", (*_IN_LAYER, "embedding", "final_layernorm"))
     rows = _by_layer(folder / "per_sequence.csv", "sequences", ("lm_head", "sampler"))
@@ -71,7 +70,7 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
     )
 
 
-def _meta(folder: Path) -> dict[str, Any]:
+def _meta(folder: Path) -> dict[str, object]:
     """Return the contents of `meta.yaml` in the folder or its parent; empty if there is none."""
     for path in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if path.is_file():
@@ -82,7 +81,7 @@ def _meta(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _check_model(model: ModelSpec, meta: dict[str, Any], folder: Path) -> None:
+def _check_model(model: ModelSpec, meta: dict[str, object], folder: Path) -> None:
     from xcore.specs.builtin_models import builtin_model
 
     named = meta.get("model")

@@ -7,7 +7,6 @@ Numbers of repetitions are fixed, since all participating ranks must make the sa
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -137,7 +136,7 @@ def make_links(ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.d
     return DirectLinks(ranks, pairs, device)
 
 
-def _has_nccl() -> dict[str, Any]:
+def _has_nccl() -> dict[str, str]:
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_nccl_available()):

@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler import machine, store
-from xprofiler.attention_probe import COLD_BYTES, AttentionProbe
+from xprofiler.attention_probe import COLD_BYTES, AttentionOptions, AttentionProbe
 from xprofiler.collectives import host_copy, link, link_grids, measure_links, pairs, sends, time_all_reduce
 from xprofiler.engine_overhead import measure_overhead
 from xprofiler.links import Links, Reduce, make_links
@@ -35,6 +34,7 @@ from xprofiler.timing import Timing, timed
 from xrunner.comm.ranks import Ranks
 from xrunner.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
 from xrunner.models.attention_planning import check_attention
+from xrunner.models.decoder import Layer
 from xrunner.models.device import CPU, made_current
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.iteration_graphs import SIZES
@@ -317,7 +317,9 @@ def _parts(
         return timed(call, device=model.device, before=before)
 
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
-    options = {"causal": False, "scale": 1.0, "bias": model.encoder_bias} if isinstance(model, EncoderDecoder) else {}
+    options: AttentionOptions = {}
+    if isinstance(model, EncoderDecoder):
+        options = {"causal": False, "scale": 1.0, "bias": model.encoder_bias}
     calls: dict[str, Callable[..., Timing | None]] = {
         "rest": lambda tokens: time(layer_pass(model, tokens), reuse.layers(tokens)),
         "encoder_rest": lambda tokens: time(layer_pass(model, tokens, encoder=True), reuse.layers(tokens)),
@@ -349,7 +351,7 @@ def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | Non
     _, positions = _ids(model, rows)
     cache, slots = _scattered(model, tokens)
     attended = torch.randn(rows, model.share.heads, model.share.head_size, dtype=x.dtype, device=model.device)
-    layers: tuple[Any, ...] = model.layers
+    layers: tuple[Layer, ...] = model.layers
     cross: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
     if isinstance(model, EncoderDecoder):
         layers, cross = (model.encoder, {}) if encoder else (model.layers, {"cross": lambda q: attended})

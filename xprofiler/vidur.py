@@ -12,6 +12,7 @@ from statistics import median
 
 import numpy as np
 
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xcore.rows import CsvRow, csv_rows, csv_table
 from xcore.specs.model import ModelSpec
@@ -155,7 +156,7 @@ def _by_bytes(rows: list[CsvRow], operator: str) -> Table:
 def _degree(
     model: ModelSpec, tp: int, mlp: list[CsvRow], attention: list[CsvRow], reduce: Table | None
 ) -> DegreeTables:
-    def by_tokens(*operators: str) -> tuple[np.ndarray, np.ndarray]:
+    def by_tokens(*operators: str) -> tuple[Array, Array]:
         times = _times(mlp, lambda row: (row.number("num_tokens"),), *operators)
         return np.array([at for (at,) in times]), np.array(list(times.values()))
 
@@ -184,7 +185,7 @@ def _degree(
     )
 
 
-def _over(axis: str, at: np.ndarray, seconds: np.ndarray) -> Table:
+def _over(axis: str, at: Array, seconds: Array) -> Table:
     return Table((axis,), (tuple(at.tolist()),), tuple(seconds.tolist()))
 
 

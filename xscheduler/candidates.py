@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from xcore.policies import TRAITS
 from xcore.policies.from_schedule import checked
@@ -43,7 +42,7 @@ class Candidates(Space):
 
     policy: str = ""
     scenario: Callable[[], Scenario] | None = None
-    constants: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, int] = field(default_factory=dict)
     """The variables that are fixed in this space."""
     quickest_s: float = 0.0
     """Seconds; no point has a lower latency."""
@@ -69,7 +68,7 @@ class Candidates(Space):
         """The policy's steady state in this scenario."""
         return estimates.steady(self.policy, self.where)
 
-    def controls(self, values: Values) -> dict[str, Any]:
+    def controls(self, values: Values) -> dict[str, int]:
         """Return all control variables of a point by their names in a Schedule."""
         pool = {"kv_blocks": self.pools[values]} if values in self.pools else {}
         return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants, **pool}
@@ -148,7 +147,7 @@ def candidates(
     variables: tuple[Variable, ...],
     bounds: SpaceLimits,
     ttft_slack: float = 0.0,
-    **constants: Any,
+    **constants: int,
 ) -> Candidates:
     """Return a policy's space on one allocation.
 
@@ -218,12 +217,12 @@ def schedule(space: Candidates, values: Values, limits: Limits, size: Size | Non
     where, controls = space.where, space.controls(values)
     replica, cost_model, size = where.replica, where.replica.cost_model, size or space.size_of(values)
     controls.pop("kv_blocks", None)
-    admission = controls.pop("admission", "reserve")
+    grows = controls.pop("grows", False)
     made = Schedule(
         version=Schedule.VERSION,
         policy=space.policy,
         control=TRAITS[space.policy].record(controls, size.decode_batch),
-        admission=admission,
+        admission="grow" if grows else "reserve",
         model=ModelReference(cost_model.model, cost_model.model.fingerprint),
         cluster=cost_model.cluster,
         workload=where.load.question,

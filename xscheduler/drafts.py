@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,12 @@ from xscheduler.settings import Setting, find_model
 from xscheduler.tuned import Tuned
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.steady.load import Load
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from xscheduler.setting_search import SearchKeywords
+
 
 MOST_SEARCHED = 8
 """Most draft tokens that a search tries."""
@@ -95,15 +101,17 @@ def _lengths(tokens: str | None, acceptance: Acceptance) -> tuple[int, ...]:
 
 
 def search_drafts(
-    setting: Setting, bound_s: float | None, drafts: Drafts, options: SearchOptions, **more: Any
+    setting: Setting, bound_s: float | None, drafts: Drafts, options: SearchOptions, **more: "Unpack[SearchKeywords]"
 ) -> Tuned:
     """Return the best schedule over all numbers of draft tokens.
 
     Each number is searched only for schedules above the best throughput so far, which ends most searches early.
     """
 
-    def searched(drafted: int, **also: Any) -> Tuned:
-        return search_schedule(replace(setting, speculation=drafts.at(drafted)), bound_s, **vars(options) | also)
+    def searched(drafted: int, **also: "Unpack[SearchKeywords]") -> Tuned:
+        asked = {**vars(options)}
+        asked.update(also)
+        return search_schedule(replace(setting, speculation=drafts.at(drafted)), bound_s, **asked)
 
     best, floor, searches = drafts.lengths[0], 0.0, []
     usual = sorted(drafts.lengths, key=lambda drafted: abs(drafted - _USUAL))  # a high floor early ends more searches
@@ -151,7 +159,7 @@ class DraftGain:
         return self.schedule.speculation.drafted if self.schedule.speculation else 0
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the gain as the object that commands print as JSON."""
         return {
             "draft_tokens": self.drafted,

@@ -13,7 +13,7 @@ from xcore.errors import InputError
 from xscheduler.exports.speculative_flags import one_branch, sglang_settings, vllm_settings
 from xscheduler.trtllm_config import config_words
 
-Read = Callable[[str], Any]
+Read = Callable[[str], object]
 Number = TypeVar("Number", int, float)
 
 RELEASES = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5", "tensorrt-llm": "TensorRT-LLM 1.2"}
@@ -181,7 +181,7 @@ _VALUES: dict[str, dict[str, tuple[str, Read]]] = {
 
 The keys of TensorRT-LLM's file are flags here too, with a full stop for a key inside another.
 """
-_SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
+_SWITCHES: dict[str, dict[str, tuple[str, object]]] = {
     "vllm": {
         "enable-prefix-caching": ("prefix_caching", True),
         "no-enable-prefix-caching": ("prefix_caching", False),
@@ -395,13 +395,13 @@ def _flags(engine: str, words: list[str]) -> Iterator[tuple[str | None, str]]:
             )
 
 
-def _take(found: dict[str, Any], name: str, value: Any, what: str) -> None:
+def _take(found: dict[str, Any], name: str, value: object, what: str) -> None:
     if name in found and found[name] != value and None not in (found[name], value):
         raise InputError(f"--command sets {what} twice, to {found[name]} and to {value}: leave one of them out.")
     found[name] = value if value is not None else found.get(name)
 
 
-def _read(flag: str, text: str, read: Read) -> Any:
+def _read(flag: str, text: str, read: Read) -> object:
     try:
         return read(text)
     except ValueError as error:

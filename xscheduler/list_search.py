@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import xsimulator
+from xcore.arrays import Integers
 from xcore.batching.admission import Admission, most_cached
 from xcore.policies import TRAITS
 from xcore.policies.control import kinds
@@ -333,7 +334,7 @@ class ListSearch:
     def _size(self, space: Candidates, values: tuple[int, ...]) -> Size | None:
         """Return the size of a point for the list's longest requests; None if not one of them fits."""
         traits, share = TRAITS[self.policy], self._share(space)
-        control = traits.record(space.controls(values) | dict.fromkeys(("admission", "kv_blocks")))
+        control = traits.record({**space.controls(values), "grows": None, "kv_blocks": None})
         prompts = min(control.of_kind("prompts") or 1, share)
         together = min(control.of_kind("residents") or (share if traits.early_termination else prompts), share)
         tokens = control.of_kind("tokens") or self._tokens(prompts) + together
@@ -342,7 +343,7 @@ class ListSearch:
         return Size(0.0, (0.0, 0.0), min(room, int(blocks[:together].sum())), share) if room >= blocks[0] else None
 
     @functools.cached_property
-    def _blocks(self) -> "np.ndarray":
+    def _blocks(self) -> Integers:
         """The KV blocks of each request, falling."""
         encoder_decoder = self.problem.load.encoder_decoder
         needs = (-(-most_cached(r.input, r.output, encoder_decoder) // BLOCK_SIZE) for r in self.meter.requests)
@@ -353,7 +354,7 @@ class ListSearch:
         return int(self._prompt_tokens[min(prompts, len(self._prompt_tokens)) - 1])
 
     @functools.cached_property
-    def _prompt_tokens(self) -> "np.ndarray":
+    def _prompt_tokens(self) -> Integers:
         """The tokens of the longest prompt, the two longest, and so on."""
         return np.cumsum(sorted((request.input for request in self.meter.requests), reverse=True))
 
@@ -387,7 +388,7 @@ def _first(
 
 def _is_on(space: Candidates, schedule: Schedule) -> bool:
     """Return whether a schedule is on a space's allocation, with the space's constants."""
-    own, where = schedule.control.variables | {"admission": schedule.admission}, space.where
+    own, where = {**schedule.control.variables, "grows": schedule.admission == "grow"}, space.where
     same = (where.replica.stages, where.replicas) == (schedule.stages, schedule.replicas)
     return same and all(own.get(name, value) == value for name, value in space.constants.items())
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from xcore.traces.labels import Labels
 from xcore.traces.trace import LABELS
 from xsimulator.cost.batch_one_latency import batch_one_times
 from xsimulator.cost.cost_model import ReplicaCost
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 USUAL_TAU = 0.55
 """Kendall's tau of vLLM-LTR's ranker on ShareGPT."""
@@ -209,7 +213,11 @@ def labelled(labels: Sequence[Labels], arrivals: Sequence[float]) -> list[Hints]
 
 
 def request_hints(
-    choice: OrderChoice, requests: Sequence[Request], schedule: Schedule, profile: Profile, tokenizer: Any
+    choice: OrderChoice,
+    requests: Sequence[Request],
+    schedule: Schedule,
+    profile: Profile,
+    tokenizer: "Tokenizer | None",
 ) -> dict[str, Hints]:
     """Return hints by id for requests that a run executes.
 
@@ -258,7 +266,7 @@ def find_ranker(choice: OrderChoice) -> Ranker:
     return Ranker.load(choice.ranker)
 
 
-def prompt_scores(ranker: Ranker, requests: Sequence[Request], tokenizer: Any) -> list[float]:
+def prompt_scores(ranker: Ranker, requests: Sequence[Request], tokenizer: "Tokenizer | None") -> list[float]:
     """Return each request's score by the text of its prompt; InputError if the model has no tokenizer to decode it."""
     if tokenizer is None:
         raise InputError(
@@ -291,7 +299,7 @@ def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
 
 
 def served_hints(
-    choice: OrderChoice, schedule: Schedule, profile: Profile, tokenizer: Any, clock: Callable[[], float]
+    choice: OrderChoice, schedule: Schedule, profile: Profile, tokenizer: "Tokenizer | None", clock: Callable[[], float]
 ) -> Callable[[Request], Hints]:
     """Return the function that gives a server's requests their hints, as they arrive by the `clock`.
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xcore import document
 from xcore.errors import Infeasible, InputError
@@ -16,6 +16,7 @@ from xscheduler.settings import Setting
 
 if TYPE_CHECKING:
     from xcore.specs.change import Reschedule
+    from xscheduler.tuned import Tuned
 
 WORTH = 0.1
 """Share of the throughput that other layers or a larger cache must gain: all requests wait during such a change."""
@@ -117,11 +118,17 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
 
     grows = held.admission == "grow" and GROWING.issuperset(policies)  # else: the best that reserves then grows
 
-    def search(fixed: dict[str, int], **options: Any) -> Any:
-        options |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}
-        options |= {} if disaggregated else {"most_resident": most}  # WAA fills its memory with any batch
-        options |= {"admission": ("grow",)} if grows else {}
-        answer = search_schedule(setting, bound_s, bound=held.meaning, **options)
+    def search(fixed: dict[str, int], kv_blocks: int | None = None) -> Tuned:
+        answer = search_schedule(
+            setting,
+            bound_s,
+            bound=held.meaning,
+            policies=policies,
+            fixed={"replicas": held.replicas} | fixed,
+            most_resident=None if disaggregated else most,  # WAA fills its memory with any batch
+            kv_blocks=kv_blocks,
+            admission=("grow",) if grows else ("reserve",),
+        )
         return replace(answer, schedule=answer.schedule and _with_cache_of(held, answer.schedule))
 
     free = search({})
@@ -135,7 +142,7 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     if not takes_over_in_place(free.schedule, held) and not disaggregated:  # a search can't fix WAA's stages
         stays = search(_degrees(held), kv_blocks=held.kv_blocks * held.block_size // BLOCK_SIZE)
     need, have = ranks_needed(free.schedule), ranks_needed(held)
-    if stays.schedule and takes_over_in_place(stays.schedule, held):
+    if stays.schedule and stays.estimate and free.estimate and takes_over_in_place(stays.schedule, held):
         rates = stays.estimate.throughput_tok_s, free.estimate.throughput_tok_s
         if need != have or rates[0] >= (1 - WORTH) * rates[1]:
             return NewSchedule(stays.schedule)

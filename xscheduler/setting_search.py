@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from xcore.batching.admission import Admission
 from xcore.console.series import Series
@@ -18,6 +18,9 @@ from xprofiler.rooflines import like
 from xscheduler.settings import Setting, with_draft
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from xscheduler.nearby import Nearby
     from xscheduler.search import Method
     from xscheduler.tuned import Alternative, Tuned
 
@@ -44,7 +47,27 @@ Advice has three of them, and should take at most a third of the answer's time.
 """
 
 
-def search_schedule(setting: Setting, latency_bound_s: float | None, **options: Any) -> "Tuned":
+class SearchKeywords(TypedDict, total=False):
+    """Keywords of `xscheduler.tune`, except those that a setting has."""
+
+    bound: BoundMeaning
+    ttft_s: float | None
+    tpot_s: float | None
+    policies: tuple[str, ...]
+    method: "Method"
+    tolerance: float
+    fixed: dict[str, int] | None
+    most_resident: int | None
+    kv_blocks: int | None
+    admission: tuple[Admission, ...]
+    adjust: float | None
+    lowest_latency: bool
+    floor: float | None
+    near: "Nearby | None"
+    progress: Callable[[int, int], None]
+
+
+def search_schedule(setting: Setting, latency_bound_s: float | None, **options: "Unpack[SearchKeywords]") -> "Tuned":
     """Return the best schedule for a setting under a bound in seconds (None: no bound).
 
     `options` are those of `xscheduler.tune`.
@@ -52,8 +75,14 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
     from xscheduler.tune import tune
 
     where = (setting.model, setting.cluster, setting.workload, setting.profile)
-    options = {"kv_dtype": setting.kv_dtype, "own": setting.own, "speculation": setting.speculation} | options
-    return tune(*where, latency_bound_s=latency_bound_s, **options)
+    return tune(
+        *where,
+        latency_bound_s=latency_bound_s,
+        kv_dtype=setting.kv_dtype,
+        own=setting.own,
+        speculation=setting.speculation,
+        **options,
+    )
 
 
 def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
@@ -150,14 +179,15 @@ def series(policy: str, points: tuple[tuple[float, float], ...] = ()) -> Series:
     return Series(policy, points, TRAITS[policy].mark, TRAITS[policy].colour)
 
 
-def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[float | None]:
+def frontier_bounds(setting: Setting, count: int = 7, **options: "Unpack[SearchKeywords]") -> list[float | None]:
     """Return bounds in seconds, from just above the lowest reachable latency to that of the unbounded optimum.
 
     The last bound is None: no bound.
     """
     import numpy as np
 
-    free = search_schedule(setting, None, lowest_latency=True, **options)
+    options["lowest_latency"] = True
+    free = search_schedule(setting, None, **options)
     if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
         return [None]
     low, high = 1.1 * free.lowest_latency_s, free.estimate.latency_s

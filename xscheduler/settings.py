@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 from xcore.choices import check_choice
 from xcore.errors import InputError
@@ -83,6 +84,19 @@ def find_model(text: str) -> ModelSpec:
     from xcore.specs.builtin_models import builtin_model
 
     return ModelSpec.from_directory(text) if Path(text).is_dir() else builtin_model(text)
+
+
+class SettingKeywords(TypedDict, total=False):
+    """Keywords of `find_setting` that hold for all models of a file."""
+
+    dtype: str | None
+    kv_dtype: str | None
+    memory_fraction: float | None
+    expert_parallel: bool
+    attention_dp: int | None
+    scale_to_context: bool
+    engine: str | None
+    front_end: str | None
 
 
 def find_setting(

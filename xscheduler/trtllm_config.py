@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from xcore.document import read_yaml
 from xcore.errors import InputError
@@ -19,7 +18,7 @@ def config_words(path: str) -> list[str]:
     return list(_words(content, ""))
 
 
-def _words(content: Mapping[Any, Any], inside: str) -> Iterator[str]:
+def _words(content: Mapping[str, object], inside: str) -> Iterator[str]:
     """Yield the flags of a group of keys."""
     for key, value in content.items():
         name = f"{inside}{key}"

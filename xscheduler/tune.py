@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from xcore.batching.admission import Admission
 from xcore.duration import beyond_text
@@ -289,10 +289,10 @@ def _plainest(members: Members, space: Candidates, point: Point) -> tuple[Candid
     enough, budget = space.at(point).throughput * (1 - SLACK), TRAITS[space.policy].name_of("tokens")
 
     def rank(candidate: Candidates) -> tuple[bool, int]:
-        return candidate.constants.get("admission") == "grow", candidate.constants.get(budget, 0) if budget else 0
+        return bool(candidate.constants.get("grows")), candidate.constants.get(budget, 0) if budget else 0
 
-    def others(candidate: Candidates) -> dict[str, Any]:
-        return candidate.constants | dict.fromkeys(filter(None, ("admission", budget)))
+    def others(candidate: Candidates) -> dict[str, int | None]:
+        return {**candidate.constants, **dict.fromkeys(filter(None, ("grows", budget)))}
 
     plainer = [
         candidate

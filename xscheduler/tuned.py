@@ -1,7 +1,6 @@
 """Tuned: the answer of a search over all policies."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from xcore.document import to_dict
 from xcore.specs.estimate import Estimate
@@ -43,6 +42,6 @@ class Tuned:
     goodput_seq_s: float | None = None
     """The highest rate that the schedule sustains; None without a rate."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain dicts, lists and numbers."""
         return to_dict(self)

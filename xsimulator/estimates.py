@@ -47,8 +47,8 @@ GROWING = frozenset(policy for policy, form in CLOSED_FORMS.items() if form.grow
 
 def controls_of(schedule: Schedule) -> Controls:
     """Return a schedule's control variables, with the cache settings that steady states read."""
-    cache = {"admission": schedule.admission, "kv_blocks": schedule.kv_blocks, "block_size": schedule.block_size}
-    return schedule.control.variables | cache
+    cache = {"grows": schedule.admission == "grow", "kv_blocks": schedule.kv_blocks, "block_size": schedule.block_size}
+    return {name: value for name, value in schedule.control.variables.items() if value is not None} | cache
 
 
 def has_steady_state(schedule: Schedule) -> bool:
@@ -63,7 +63,7 @@ def steady(policy: str, scenario: Scenario) -> Steady:
 
 def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:
     """Return the steady state of one replica under a policy's control variables."""
-    if controls.get("admission") == "grow" and policy not in GROWING:
+    if controls.get("grows") and policy not in GROWING:
         return replayed.steady(policy, scenario)(controls)
     return steady(policy, scenario)(controls)
 

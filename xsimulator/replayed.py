@@ -7,7 +7,6 @@ fifths of the completions.
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from xcore.policies.control import Control, kinds
 from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
 from xsimulator.replay.event_simulator import replay
+from xsimulator.steady.closed_form import Steady
 from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
@@ -26,16 +26,17 @@ _ROUNDS, _LEAST, _MOST = 32, 1024, 4096
 """Requests to replay: the number per possible resident, the least and the most."""
 
 
-def steady(policy: str, scenario: Scenario) -> Callable[..., Outcome]:
+def steady(policy: str, scenario: Scenario) -> Steady:
     """Return a policy's steady state in a scenario as a cached function of its control variables."""
     known = functools.cache(lambda controls: _outcome(policy, scenario, dict(controls)))
-    names = (*kinds(TRAITS[policy].control), "admission", "kv_blocks")
+    names = (*kinds(TRAITS[policy].control), "grows", "kv_blocks")
     return lambda controls: known(tuple((name, controls[name]) for name in names if controls.get(name)))
 
 
-def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outcome:
+def _outcome(policy: str, scenario: Scenario, controls: dict[str, int]) -> Outcome:
     workload, model = scenario.load.workload, scenario.replica.cost_model.model
-    blocks, admission = controls.pop("kv_blocks", None), controls.pop("admission", "reserve")
+    blocks = controls.pop("kv_blocks", None)
+    admission: Admission = "grow" if controls.pop("grows", False) else "reserve"
     control = TRAITS[policy].record(controls)
     demand, fits = _demand(scenario, control, blocks)
     count = min(max(_ROUNDS * (control.of_kind("residents") or 0), _LEAST), _MOST)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from exegpt.options.simulate import SimulateOptions
 from xcore.duration import duration_text, parse_delay
@@ -120,10 +120,34 @@ def _pause_text(options: SimulateOptions) -> str:
     return f"{options.tool_time} (--tool-time)" if options.tool_time else "0 s (--tool-time sets this)"
 
 
-def loop_facts(loop: "ClosedLoop", sessions: "Sessions") -> dict[str, Any]:
+class FullLoad(TypedDict):
+    """The throughput while all agents were busy."""
+
+    seconds: float
+    requests: int
+    throughput_seq_s: float
+    throughput_tok_s: float
+
+
+class SessionTimes(TypedDict):
+    """The number of sessions, and the percentiles of their seconds."""
+
+    count: int
+    completion: dict[str, float | None]
+
+
+class LoopFacts(TypedDict):
+    """The figures of a closed loop for scripts."""
+
+    agents: int
+    sessions: SessionTimes
+    full_load: FullLoad | None
+
+
+def loop_facts(loop: "ClosedLoop", sessions: "Sessions") -> LoopFacts:
     """Return the figures of a closed loop for scripts: its sessions, and the throughput while all agents were busy."""
     full = [served for served in loop.replay.served if served.finish_s <= loop.full_s]
-    facts: dict[str, Any] = {
+    facts: LoopFacts = {
         "agents": sessions.agents,
         "sessions": {"count": len(sessions.turns), "completion": percentiles(sessions.seconds(loop.replay.served))},
         "full_load": None,
@@ -139,12 +163,12 @@ def loop_facts(loop: "ClosedLoop", sessions: "Sessions") -> dict[str, Any]:
     return facts
 
 
-def full_load_text(facts: dict[str, Any]) -> str | None:
+def full_load_text(facts: LoopFacts) -> str | None:
     """Return a sentence on the throughput while all agents were busy; None if they never were."""
     full = facts["full_load"]
     if full is None:
         return None
-    requests_s, tokens_s = (figure_text(full[key]) for key in ("throughput_seq_s", "throughput_tok_s"))
+    requests_s, tokens_s = figure_text(full["throughput_seq_s"]), figure_text(full["throughput_tok_s"])
     return (
         f"In the first {duration_text(full['seconds'])}, while all {facts['agents']:,} agents were busy: {requests_s} "
         f"requests/s, {tokens_s} output tokens/s."

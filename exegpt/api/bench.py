@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exegpt.api.compare import compare_policies
 from exegpt.options.bench import BenchOptions
@@ -53,7 +53,7 @@ class BenchPlan:
     """The attention kernels with their version; None on the CPU."""
 
 
-def bench(options: BenchOptions, ranks: Ranks) -> tuple[BenchPlan, list[Comparison], list[dict[str, Any]]]:
+def bench(options: BenchOptions, ranks: Ranks) -> tuple[BenchPlan, list[Comparison], list[dict[str, object]]]:
     """Return the plan, each schedule's median run, and the peers' rows (`serve_with`).
 
     All ranks call it; only the first one gets results.
@@ -177,7 +177,7 @@ def serve_with(
     first: Comparison,
     repeats: int,
     device: "torch.device",
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Run a peer with the same weights and requests, and return a row for each of its ways to serve.
 
     Each way runs `repeats` times; the median run counts. A row has the useful output tokens per second and the bound's

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xcore.batching import Hints, Order
 from xcore.console import output
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from xprofiler.rates import Slowdown
     from xrunner.comm.ranks import Ranks
     from xrunner.core.run_report import RunReport
+    from xrunner.models import Model
 
 
 def execute(
-    model: Any,
+    model: "Model",
     schedule: Schedule,
     profile: Profile,
     requests: Sequence[Request],
@@ -133,7 +134,7 @@ def compare_policies(
     with output.progress("running requests") as progress:
         finished = 0
 
-        def on_finish(_: Any) -> None:
+        def on_finish(_: object) -> None:
             nonlocal finished
             finished += 1
             progress(finished, total)

@@ -37,11 +37,11 @@ class Simulated:
     schedule: Schedule
     estimate: Estimate | None
     """The estimate of the steady state; None if requests were simulated one by one."""
-    facts: dict[str, Any]
+    facts: dict[str, object]
     """The document that `exegpt simulate --json` prints."""
     assumptions: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain dicts, lists and numbers."""
         return to_dict(self)
 
@@ -56,7 +56,7 @@ class Planned:
     """The reason, if there is no plan."""
     assumptions: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain dicts, lists and numbers."""
         return to_dict(self)
 
@@ -187,11 +187,11 @@ def plan(
     check_choice(method, (*METHODS, "best"), "method")
     by_name = [f"{name}={file}" for name, file in profile.items()] if isinstance(profile, Mapping) else [profile]
     profiles = [text for text in by_name if text is not None]
-    planned = plan_answer(Path(models), cluster, method, False, None, profile=profiles, **setting)
+    planned = plan_answer(Path(models), cluster, method, False, None, profiles, **setting)
     return Planned(planned.best, "" if planned.best else planned.proposals[0].why_not, tuple(planned.assumptions))
 
 
-def _check_names(given: dict[str, Any], known: tuple[str, ...], function: str) -> None:
+def _check_names(given: dict[str, object], known: tuple[str, ...], function: str) -> None:
     for name in given:
         if name not in known:
             raise InputError(f"exegpt.{function} has no argument '{name}': it takes {', '.join(known)}.")

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from xcore.batching.admission import Admission
     from xprofiler.job import ProfilingJob
+    from xscheduler.setting_search import SearchKeywords
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,14 @@ def _tuned_schedule(setting: Setting, options: RunOptions, requests: Sequence[Re
     batches = {TRAITS[policy].batch_name for policy in policies}
     most = None if batches & fixed.keys() else len(rows) or None
     share = None if options.no_adjust else USUAL_SHARE if options.adjust is None else options.adjust
-    how = {"fixed": fixed, "most_resident": most, "admission": rules, "adjust": share}
-    steady = search_schedule(setting, bound_s, policies=policies, **how)
+    how: SearchKeywords = {
+        "policies": policies,
+        "fixed": fixed,
+        "most_resident": most,
+        "admission": rules,
+        "adjust": share,
+    }
+    steady = search_schedule(setting, bound_s, **how)
     answer = tune_list(
         setting,
         steady,

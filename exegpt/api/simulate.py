@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import xsimulator
 from exegpt.api.agent_turns import AgentTurns, check_closed_loop, drawn_turns, full_load_text, loop_facts
@@ -60,7 +60,7 @@ class Prediction:
     schedule: Schedule
     profile: Profile
     assumptions: tuple[str, ...]
-    facts: dict[str, Any]
+    facts: dict[str, object]
     """The figures for scripts."""
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -76,7 +76,7 @@ class Prediction:
 
 def simulate(
     options: SimulateOptions,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     longest: int | None = None,
     workload: Workload | None = None,
 ) -> Prediction:
@@ -138,7 +138,7 @@ def _drafts_of(speculation: Speculation) -> Drafts:
     return Drafts(known, (speculation.drafted,), speculation.layers, speculation.draft)
 
 
-def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions, dict[str, Any]]:
+def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions, dict[str, object]]:
     """Return the options with those of a launch command, and its other settings.
 
     Raises InputError for an option that the command contains too.
@@ -331,7 +331,7 @@ class _Further:
     """The notes and figures of a replay, apart from its requests' times."""
 
     notes: tuple[str, ...]
-    facts: dict[str, Any]
+    facts: dict[str, object]
     times: dict[str, dict[str, float | None]]
     """Further rows of the table of times."""
     texts: tuple[str, ...] = ()
@@ -362,7 +362,7 @@ def _run(
         facts = loop_facts(loop, turns.sessions)
         text = full_load_text(facts)
         times = {"session": facts["sessions"]["completion"]}
-        return loop.replay, _Further((*notes, *turns.notes), facts, times, (text,) if text else ())
+        return loop.replay, _Further((*notes, *turns.notes), {**facts}, times, (text,) if text else ())
     after = dependencies(labels)
     if any(after):
         _check_dependent(options)

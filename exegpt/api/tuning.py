@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exegpt.api.reports import write_search_report
 from exegpt.api.tune_settings import caching_option, check_devices, drafts_of, setting_on, settings_of_kinds, target_of
@@ -118,7 +118,7 @@ class ClusterOffer:
         return token_price(self.price_hour, self.rated.rate_seq_s, self.setting.workload)
 
     @property
-    def order(self) -> tuple[Any, ...]:
+    def order(self) -> tuple[object, ...]:
         """The sort key: clusters that sustain the rate first, then the cheapest, or without prices the smallest."""
         devices = self.setting.cluster.devices
         return (not self.feasible, devices if self.price_hour is None else self.price_hour, devices)

@@ -1,10 +1,9 @@
 """Format the answers of searches as tables and as documents."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
 
 from exegpt.api.tuning import TuneProblem
 from exegpt.report.terminal import plot
@@ -26,14 +25,21 @@ Times = Mapping[str, str]
 """Keys of the bounded times of an Estimate, and their columns."""
 
 
-def answer_document(answer: Tuned, setting: Setting, target: Target | None, export: Export | None) -> dict[str, Any]:
+def answer_document(
+    answer: Tuned,
+    setting: Setting,
+    target: Target | None,
+    export: Export | None,
+    seed: int | None = None,
+    of_policy: Callable[[str], dict[str, float | None]] = lambda policy: {},
+) -> dict[str, object]:
     """Return the object that `tune --json` prints for one bound.
 
     If engines are compared, the object has the best schedule that the setting's engine runs. With a `target`, it has
-    the launch command.
+    the launch command. `of_policy` returns further figures of a policy's schedule.
     """
     brief, on_engine = functools.partial(_brief, answer.schedule), answer.best_on_engine
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "schedule": to_dict(answer.schedule) if answer.schedule else None,
         "estimate": to_dict(answer.estimate) if answer.estimate else None,
         "alternatives": [
@@ -42,13 +48,14 @@ def answer_document(answer: Tuned, setting: Setting, target: Target | None, expo
                 "schedule": brief(other.schedule) if other.schedule else None,
                 "estimate": to_dict(other.estimate) if other.estimate else None,
                 "reason": other.reason,
+                **of_policy(other.policy),
             }
             for other in answer.alternatives
         ],
         "search": asdict(answer.search),
         "profile_import": setting.kernels.to_dict() if setting.kernels else None,
         "assumptions": [*setting.assumptions, *answer.assumptions],
-        "provenance": output.provenance(setting.profile),
+        "provenance": output.provenance(setting.profile, seed),
     }
     if not setting.cluster.is_cpu:
         document["best_on_engine"] = {
@@ -59,7 +66,7 @@ def answer_document(answer: Tuned, setting: Setting, target: Target | None, expo
     if target:
         document["export"] = export.text if export else None
         document["export_estimate"] = to_dict(export.estimate) if export else None
-        document["assumptions"] += export.notes if export else ()
+        document["assumptions"] = [*setting.assumptions, *answer.assumptions, *(export.notes if export else ())]
     if answer.schedule is None:
         return document | {"lowest_latency_s": answer.lowest_latency_s}
     return document
@@ -69,7 +76,7 @@ _SHARED = ("model", "cluster", "workload", "profile")
 """Long keys of a schedule that are the same for all policies."""
 
 
-def _brief(best: Schedule | None, schedule: Schedule) -> dict[str, Any]:
+def _brief(best: Schedule | None, schedule: Schedule) -> dict[str, object]:
     """Return a schedule's document without the `_SHARED` keys that are equal in the answer's schedule."""
     same = [key for key in _SHARED if best and getattr(best, key) == getattr(schedule, key)]
     return {key: value for key, value in to_dict(schedule).items() if key not in same}

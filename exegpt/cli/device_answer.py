@@ -1,7 +1,6 @@
 """The output of `exegpt tune --devices`: how many devices of which kind sustain a rate."""
 
 from dataclasses import replace
-from typing import Any
 
 from exegpt.api.device_offers import DeviceOffers, device_offers
 from exegpt.api.tuning import TuneProblem, arrival_rates
@@ -38,7 +37,7 @@ def answer(problem: TuneProblem) -> int:
     return 0 if any(offers.best and offers.best.feasible for offers in answers) else INFEASIBLE
 
 
-def _document(offers: DeviceOffers, problem: TuneProblem) -> dict[str, Any]:
+def _document(offers: DeviceOffers, problem: TuneProblem) -> dict[str, object]:
     """Return the best answer's document with all answers under `needed`."""
     seed = problem.options.seed
     best = {"schedule": None, "provenance": output.provenance(seed=seed)}
@@ -52,7 +51,7 @@ def _document(offers: DeviceOffers, problem: TuneProblem) -> dict[str, Any]:
     }
 
 
-def _needed(one: DevicesNeeded, offers: DeviceOffers) -> dict[str, Any]:
+def _needed(one: DevicesNeeded, offers: DeviceOffers) -> dict[str, object]:
     price = _price(one, offers)
     return {
         "kind": one.layout.kind,
@@ -68,7 +67,7 @@ def _needed(one: DevicesNeeded, offers: DeviceOffers) -> dict[str, Any]:
     }
 
 
-def _at_least(option: Option, offers: DeviceOffers) -> dict[str, Any]:
+def _at_least(option: Option, offers: DeviceOffers) -> dict[str, object]:
     layout, replicas = option.layout, option.fewest(offers.asked)
     price_hour = offers.asked.price(layout, replicas)
     least = {"devices_at_least": replicas * layout.devices, "price_per_hour_at_least": price_hour}

@@ -1,7 +1,5 @@
 """The output of `exegpt tune --load-curve`: the replicas of each hour, and what a day costs."""
 
-from typing import Any
-
 from exegpt.api.tuning import ClusterOffer, TuneProblem, hours_of
 from exegpt.cli.prices import token_prices
 from xcore.console import output
@@ -10,7 +8,7 @@ from xcore.specs.price import NO_TOKEN_PRICE, TokenPrice, token_price
 from xscheduler.hourly_replicas import HourlyReplicas
 
 
-def curve_document(problem: TuneProblem, offer: ClusterOffer | None) -> dict[str, Any]:
+def curve_document(problem: TuneProblem, offer: ClusterOffer | None) -> dict[str, object]:
     """Return the key that a load curve adds to an answer in JSON; no key without a curve or a schedule."""
     day = offer and hours_of(problem, offer)
     if not day or not offer:

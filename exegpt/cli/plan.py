@@ -1,6 +1,6 @@
 """`exegpt plan`: several models on one cluster."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exegpt.cli import INFEASIBLE
 from exegpt.options.option_record import command
@@ -51,7 +51,7 @@ def plan(options: PlanOptions) -> int:
             option = "--advice" if options.advice else "--price"
             raise InputError(f"{option} applies to plans of budgets, and this is a plan of stages: leave it out.")
         return plan_stages(options)
-    answered = answer(file, cluster, method, options.advice, prices, **options.setting)
+    answered = answer(file, cluster, method, options.advice, prices, options.profile or (), **options.setting)
     if answered.best and options.out:
         document.write(options.out, answered.best)
     if options.report:
@@ -65,7 +65,7 @@ def plan(options: PlanOptions) -> int:
     return 0 if answered.best else INFEASIBLE
 
 
-def _document(answered: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]:
+def _document(answered: "PlanAnswer", prices: "Prices | None") -> dict[str, object]:
     """Return the object that `plan --json` prints."""
     from dataclasses import asdict
 
@@ -86,7 +86,7 @@ def _document(answered: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]
     }
 
 
-def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
+def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, object]:
     from exegpt.cli.plan_tables import price_in_use
     from xcore.document import to_dict
 

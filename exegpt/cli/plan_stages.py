@@ -12,7 +12,7 @@ def plan_stages(options: PlanOptions) -> int:
     from xmulti.files.application_file import read_application
     from xmulti.stages.stage_planning import METHODS, propose_stages
 
-    asked = read_application(options.file, options.cluster, **options.setting)
+    asked = read_application(options.file, options.cluster, profile=options.profile or (), **options.setting)
     proposals = propose_stages(asked, options.method if options.method in METHODS else "samullm")
     best = proposals[0]
     if options.out:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exegpt.options import shared_options
 from exegpt.options.option_record import argument, command, option, required
@@ -130,7 +130,7 @@ def _cost_table(options: ImportOptions) -> None:
         )
     table = samullm_costs(folder)
     document.write(options.out, table)
-    models: list[dict[str, Any]] = [
+    models: list[dict[str, object]] = [
         {"name": known.name, "context": known.context, "degrees": [degree.tp for degree in known.degrees]}
         for known in table.models
     ]
@@ -138,7 +138,7 @@ def _cost_table(options: ImportOptions) -> None:
         provenance = {**output.provenance(), "import": {"source": table.source, "machine": table.machine}}
         return output.emit({"models": models, "out": str(options.out), "provenance": provenance})
     print(f"Wrote '{options.out}': costs of {len(models)} models on {table.machine}.")
-    rows = [(m["name"], f"{m['context']:,}", ", ".join(map(str, m["degrees"]))) for m in models]
+    rows = [(m.name, f"{m.context:,}", ", ".join(str(degree.tp) for degree in m.degrees)) for m in table.models]
     output.table(("model", "context", "tensor-parallel degrees"), rows, "Cost table")
 
 

@@ -1,7 +1,7 @@
 """The output of `exegpt tune --rate`: schedules that sustain an arrival rate, and the cheapest cluster that does."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exegpt.api.tuning import ClusterOffer, RateAnswer, TuneProblem, headroom, tune_rates
 from exegpt.cli import INFEASIBLE
@@ -38,30 +38,32 @@ def answer(problem: TuneProblem) -> int:
     return 0 if any(answer.offers[0].feasible for answer in answers) else INFEASIBLE
 
 
-def rate_document(answer: RateAnswer, problem: TuneProblem) -> dict[str, Any]:
+def rate_document(answer: RateAnswer, problem: TuneProblem) -> dict[str, object]:
     """Return the object that `tune --rate --json` prints for one bound and one rate."""
     bound = {"latency_bound_s": answer.bound_s}
     return offers_document(answer.offers, problem.target, problem.options.seed) | bound
 
 
-def frontier_document(documents: list[dict[str, Any]], problem: TuneProblem) -> dict[str, Any]:
+def frontier_document(documents: list[dict[str, object]], problem: TuneProblem) -> dict[str, object]:
     """Return the object for several bounds or rates."""
     setting, seed = problem.settings[0], problem.options.seed
     return {"frontier": documents, "provenance": output.provenance(setting.profile, seed)}
 
 
-def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dict[str, Any]:
+def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dict[str, object]:
     """Return the object that `tune --rate --json` prints for a cluster."""
     rated = offer.rated
     best = rated.sustained[rated.tuned.schedule.policy].goodput if rated.tuned.schedule else None
-    document = answer_document(rated.tuned, offer.setting, target, offer.export)
-    document["provenance"]["seed"] = seed
-    for alternative in document["alternatives"]:
-        sustained = rated.sustained.get(alternative["policy"])
-        alternative["goodput_seq_s"] = sustained.goodput.low if sustained else None
-        alternative["goodput_high_seq_s"] = sustained.goodput.high if sustained else None
-        alternative["steady_throughput_seq_s"] = sustained.steady.throughput_seq_s if sustained else None
-    return document | {
+
+    def rates(policy: str) -> dict[str, float | None]:
+        sustained = rated.sustained.get(policy)
+        return {
+            "goodput_seq_s": sustained.goodput.low if sustained else None,
+            "goodput_high_seq_s": sustained.goodput.high if sustained else None,
+            "steady_throughput_seq_s": sustained.steady.throughput_seq_s if sustained else None,
+        }
+
+    return answer_document(rated.tuned, offer.setting, target, offer.export, seed, rates) | {
         "advice": headroom(rated),
         "rate_seq_s": rated.rate_seq_s,
         "goodput_seq_s": best.low if best else None,
@@ -73,7 +75,7 @@ def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dic
     }
 
 
-def offers_document(offers: list[ClusterOffer], target: Target | None, seed: int) -> dict[str, Any]:
+def offers_document(offers: list[ClusterOffer], target: Target | None, seed: int) -> dict[str, object]:
     """Return the best offer's document; with several clusters, all offers are under `clusters`."""
     documents = [offer_document(offer, target, seed) for offer in offers]
     if len(offers) == 1:

@@ -1,7 +1,7 @@
 """`exegpt run --plan`: run several models at once, and applications whose calls read each other's outputs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exegpt.options.option_record import option_name, typed_options
 from exegpt.options.run import RunOfPlanOptions, RunOptions
@@ -57,7 +57,7 @@ def run_plan(options: RunOptions, plan: Path) -> None:
     _print(result)
 
 
-def _document(result: "PlanRun") -> dict[str, Any]:
+def _document(result: "PlanRun") -> dict[str, object]:
     from xmulti.plans.plan_run import figures
 
     models = [
@@ -91,6 +91,7 @@ def _print(result: "PlanRun") -> None:
 
 
 def _rows(model: "PlannedModelRun") -> list[list[str]]:
+    from xcore.console.output import seconds
     from xcore.duration import duration_text
     from xcore.quantity import figure_text
     from xmulti.plans.plan_run import figures
@@ -99,7 +100,7 @@ def _rows(model: "PlannedModelRun") -> list[list[str]]:
     for name, served in ((model.name, model.measured), ("  predicted", model.predicted)):
         if served:
             facts = figures(served)
-            times = [duration_text(value) for value in (facts["latency"]["p50"], facts["latency"]["p99"])]
+            times = [seconds(value) for value in (facts["latency"]["p50"], facts["latency"]["p99"])]
             done = duration_text(facts["seconds"])
             rows.append([name, f"{facts['requests']:,}", figure_text(facts["throughput_tok_s"]), *times, done])
     return rows

@@ -1,6 +1,6 @@
 """`exegpt run --plan` with a plan of stages: run an application, starting and stopping its models' engines."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from xmulti.plans.plan_run import PlannedModelRun, PlanRunOptions
@@ -20,7 +20,7 @@ def run_stages(asked: "PlanRunOptions", json: bool) -> None:
     _print(result)
 
 
-def _document(result: "StageRun") -> dict[str, Any]:
+def _document(result: "StageRun") -> dict[str, object]:
     from dataclasses import asdict
 
     from xmulti.plans.plan_run import figures

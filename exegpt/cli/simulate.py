@@ -1,7 +1,6 @@
 """`exegpt simulate`: the estimate and timeline of a schedule, or of a running engine's settings."""
 
 from pathlib import Path
-from typing import Any
 
 from exegpt.options.option_record import command, option_name, typed_options
 from exegpt.options.simulate import PlanSimulationOptions, SimulateOptions
@@ -39,7 +38,7 @@ def simulate(options: SimulateOptions) -> None:
     check_columns(options.columns, options.workload, options.replay, scale=options.scale_to_context)
     prediction = predict(options)
     if options.json:
-        more: dict[str, Any] = {"profile_import": prediction.kernels.to_dict() if prediction.kernels else None}
+        more: dict[str, object] = {"profile_import": prediction.kernels.to_dict() if prediction.kernels else None}
         more |= {"assumptions": prediction.assumptions, "provenance": output.provenance(prediction.profile)}
         if prediction.drafting:
             more["speculation"] = prediction.drafting.document

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from exegpt.loadtest.connection import Address, ConnectionPool, ExchangeError
 from exegpt.loadtest.response import Response
@@ -58,7 +57,7 @@ async def _models(address: Address, url: str) -> Response:
     return answer
 
 
-def http_request(address: Address, path: str, document: dict[str, Any] | None) -> bytes:
+def http_request(address: Address, path: str, document: dict[str, object] | None) -> bytes:
     """Return the bytes of a POST of a document, or of a GET; with the key in OPENAI_API_KEY, if it is set."""
     body = b"" if document is None else json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
     head = [

@@ -5,9 +5,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from exegpt.loadtest.endpoint import PATHS, Endpoint, find_endpoint, http_request
 from exegpt.loadtest.measurements import RequestBounds, RunMeasurements, measure
@@ -16,6 +14,7 @@ from exegpt.loadtest.request_outcome import REJECTED
 from exegpt.loadtest.request_prompts import VOCAB, Prompt, id_prompts, text_prompts, tokenizer_of
 from exegpt.options.bench_serve import LoadOptions
 from xcore import document
+from xcore.arrays import Array
 from xcore.choices import check_choice, check_columns
 from xcore.columns import parse_columns
 from xcore.duration import duration_text, parse_duration
@@ -25,6 +24,10 @@ from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.arrivals import BURSTINESS, KINDS, parse_rates, random_arrivals, random_arrivals_until, trace_arrivals
 from xcore.traces.fit_context import fit_to_context
 from xcore.traces.trace import parse_workload
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 DRAWN = 100
 """Default number of requests."""
@@ -49,7 +52,7 @@ class RequestLoad:
     ids: bool
     """Whether prompts are token ids."""
     vocab: int
-    tokenizer: Any
+    tokenizer: "Tokenizer | None"
     notes: tuple[str, ...]
 
 
@@ -178,7 +181,7 @@ def _rates(options: LoadOptions, workload: Workload) -> tuple[float | None, ...]
     return rates
 
 
-def _arrivals(load: RequestLoad, place: int) -> np.ndarray:
+def _arrivals(load: RequestLoad, place: int) -> Array:
     """Return the arrival times in the run of the rate at `place`, in seconds [n]."""
     options, rate, seed = load.options, load.rates[place], (load.options.seed, _ARRIVALS, place)
     if options.arrivals == "trace":
@@ -208,7 +211,7 @@ def _requests(load: RequestLoad, place: int) -> list[LoadRequest]:
 
 
 def _made(
-    load: RequestLoad, rows: Sequence[RequestLengths], arrivals: Sequence[float] | np.ndarray, seed: tuple[int, ...]
+    load: RequestLoad, rows: Sequence[RequestLengths], arrivals: Sequence[float] | Array, seed: tuple[int, ...]
 ) -> list[LoadRequest]:
     lengths = [row.input for row in rows]
     prompts = id_prompts(lengths, load.vocab, seed) if load.ids else text_prompts(lengths, load.tokenizer, seed)
@@ -223,16 +226,16 @@ def _request(load: RequestLoad, index: int, prompt: Prompt, row: RequestLengths,
     most = math.ceil(options.max_tokens_factor * row.output)
     if load.endpoint.context is not None:
         most = max(row.output, min(most, load.endpoint.context - row.input))
-    body: dict[str, Any] = {"model": load.endpoint.model}
+    body: dict[str, object] = {"model": load.endpoint.model}
     if options.api == "chat":
         body["messages"] = [{"role": "user", "content": content}]
     else:
         body["prompt"] = content
     cut_at = row.output if options.ignore_eos and most > row.output else None
     body |= {"max_tokens": most, "temperature": options.temperature, "stream": True}
-    body["stream_options"] = {"include_usage": True}
-    if cut_at is not None:
-        body["stream_options"]["continuous_usage_stats"] = True  # vLLM's key: each chunk has the number of tokens
+    # vLLM's key: each chunk has the number of tokens.
+    counted = {} if cut_at is None else {"continuous_usage_stats": True}
+    body["stream_options"] = {"include_usage": True, **counted}
     if options.ignore_eos:
         body["ignore_eos"] = True
     data = http_request(load.endpoint.address, PATHS[options.api], body)

@@ -2,9 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from exegpt.loadtest.open_loop import Sent
 from exegpt.loadtest.request_outcome import REJECTED, RequestOutcome
@@ -106,7 +105,7 @@ class RunMeasurements:
         """Whether the client kept its schedule and left the cores to the server."""
         return not self.warnings
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the run as --json prints it."""
         return {**asdict(self), "valid": self.valid}
 
@@ -158,7 +157,7 @@ def measure(sent: Sent, rate: float | None, bounds: RequestBounds) -> RunMeasure
     )
 
 
-def _counted(values: Any) -> dict[str, int]:
+def _counted(values: Iterable[str]) -> dict[str, int]:
     return dict(Counter(values).most_common())
 
 

@@ -1,7 +1,6 @@
 """The result of one request."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from xcore.specs.request_times import RequestTimes
 
@@ -92,7 +91,7 @@ class RequestOutcome:
             self.finish_s,
         )
 
-    def document(self, rate: float | None) -> dict[str, Any]:
+    def document(self, rate: float | None) -> dict[str, object]:
         """Return a line of the results; `rate` is None for an infinite rate or a trace's arrivals."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         times = {"latency_s": self.latency_s, "ttft_s": self.ttft_s, "tpot_s": self.tpot_s}

@@ -3,12 +3,16 @@
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from xcore.errors import InputError
 from xcore.tokenizer import encode, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 VOCAB = 256
 """Every vocabulary has ids below this, and a byte-level tokenizer has no others."""
@@ -34,7 +38,7 @@ def id_prompts(lengths: Sequence[int], vocab: int, seed: Sequence[int]) -> list[
     return [(rng.integers(0, vocab, size=length).tolist(), length) for length in lengths]
 
 
-def text_prompts(lengths: Sequence[int], tokenizer: Any, seed: Sequence[int]) -> list[Prompt]:
+def text_prompts(lengths: Sequence[int], tokenizer: "Tokenizer | None", seed: Sequence[int]) -> list[Prompt]:
     """Return texts of these lengths, counted by a tokenizer (`tokenizers.Tokenizer`).
 
     The count includes the special tokens that the tokenizer adds. Without a tokenizer, a word counts as a token.
@@ -46,7 +50,7 @@ def text_prompts(lengths: Sequence[int], tokenizer: Any, seed: Sequence[int]) ->
     return [_text(length, words, tokenizer, rng) for length in lengths]
 
 
-def _text(length: int, words: Sequence[str], tokenizer: Any, rng: np.random.Generator) -> Prompt:
+def _text(length: int, words: Sequence[str], tokenizer: "Tokenizer", rng: np.random.Generator) -> Prompt:
     """Return a text with `length` tokens, or as close to it as the tokenizer allows."""
     drawn = list(rng.choice(words, size=length))
     best: Prompt | None = None
@@ -65,14 +69,14 @@ def _text(length: int, words: Sequence[str], tokenizer: Any, rng: np.random.Gene
     return best
 
 
-def single_tokens(tokenizer: Any, most: int = 2000) -> list[str]:
+def single_tokens(tokenizer: "Tokenizer", most: int = 2000) -> list[str]:
     """Return pieces of text that are one token each: words with a preceding space, otherwise letters."""
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     words = [name[1:] for name, _ in vocabulary if name[:1] in _SPACES and name[1:].isascii() and name[1:].isalpha()]
     return [f" {word}" for word in words[:most]] or list(string.ascii_lowercase)
 
 
-def tokenizer_of(directory: Path | None) -> Any:
+def tokenizer_of(directory: Path | None) -> "Tokenizer | None":
     """Return the tokenizer in a directory; None without a directory; InputError if the directory has none."""
     if directory is None:
         return None

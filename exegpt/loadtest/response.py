@@ -45,7 +45,7 @@ class Response:
         return False
 
     @property
-    def document(self) -> Any:
+    def document(self) -> object:
         """The body as JSON; None if it isn't JSON."""
         try:
             return json.loads(self.body)
@@ -75,7 +75,7 @@ class Response:
         return max(0.0, until_s - time.time())
 
 
-def error_message(document: Any) -> str:
+def error_message(document: object) -> str:
     """Return the message of an error's document; empty if there is none."""
     if not isinstance(document, dict):
         return ""
@@ -196,7 +196,7 @@ class Stream(Response):
             if isinstance(choice, dict):
                 self._choice(choice, now)
 
-    def _choice(self, choice: dict[str, Any], now: float) -> None:
+    def _choice(self, choice: dict[str, object], now: float) -> None:
         """Read a chunk.
 
         A chunk without text is a token whose text is held back or skipped, unless it names the role or the finish

@@ -1,11 +1,14 @@
 """The options of `exegpt plan`."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from exegpt.options import shared_options
 from exegpt.options.option_record import argument, option, required
+
+if TYPE_CHECKING:
+    from xscheduler.settings import SettingKeywords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,15 @@ class PlanOptions(shared_options.PredictionOptions, shared_options.PluginOptions
     report: Path | None = shared_options.REPORT
 
     @property
-    def setting(self) -> dict[str, Any]:
-        """The arguments of `find_setting` for each model, and the profiles by the models' names."""
-        of_predictions = {field.name: getattr(self, field.name) for field in fields(shared_options.PredictionOptions)}
-        return of_predictions | {"scale_to_context": self.scale_to_context, "profile": self.profile or ()}
+    def setting(self) -> "SettingKeywords":
+        """The arguments of `find_setting` for each model."""
+        return {
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "memory_fraction": self.memory_fraction,
+            "expert_parallel": self.expert_parallel,
+            "attention_dp": self.attention_dp,
+            "engine": self.engine,
+            "front_end": self.front_end,
+            "scale_to_context": self.scale_to_context,
+        }

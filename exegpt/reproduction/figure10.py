@@ -22,6 +22,7 @@ from exegpt.report.sections import Section
 from exegpt.reproduction.faster_transformer import best_under, bounds, static_batches
 from exegpt.reproduction.public_data import public_data
 from exegpt.reproduction.setup import WAA, Setup, paper_mode, setup
+from xcore.arrays import Integers
 from xcore.quantity import counted, figure_text, signed_percent
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context
@@ -111,7 +112,7 @@ def split(name: str, path: Path, where: Setup) -> tuple[Workload, Workload]:
     order = np.random.default_rng(SEED).permutation(len(rows))
     first = round(SCHEDULED * len(rows))
 
-    def at(places: np.ndarray) -> Workload:
+    def at(places: Integers) -> Workload:
         return Workload.from_requests(name, [rows[place] for place in places])
 
     return at(order[:first]), at(order[first:])

@@ -42,6 +42,7 @@ from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_grap
 from xcore.applications.demand import ApplicationDemand, Seen
 from xcore.applications.demand_graph import DemandGraph
 from xcore.applications.prewarming import expected_effect
+from xcore.arrays import Array
 from xcore.orders.gittins import RankedDemand
 from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.llm_backend import LLMLimits
@@ -301,7 +302,7 @@ def in_time(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int])
     return tuple(rows)
 
 
-def _with_deadlines(graphs: Sequence[DemandGraph], seed: int, limits: LLMLimits) -> tuple[list[Submission], np.ndarray]:
+def _with_deadlines(graphs: Sequence[DemandGraph], seed: int, limits: LLMLimits) -> tuple[list[Submission], Array]:
     """Return a workload with deadlines, and each deadline over the time on an idle LLM."""
     workload = draw_submissions(graphs, APPLICATIONS, LOADS["2x"] * 60, seed)
     factors = np.random.default_rng((seed, 2)).choice(FACTORS, len(workload))

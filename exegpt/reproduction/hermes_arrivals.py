@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from xcore.arrays import Array
 from xcore.traces.trace import read_trace
 
 TRACES = {
@@ -14,7 +15,7 @@ TRACES = {
 }
 
 
-def find_traces(graphs: Path | None = None) -> dict[str, np.ndarray]:
+def find_traces(graphs: Path | None = None) -> dict[str, Array]:
     """Return the arrivals of Azure's traces in seconds, by name, as far as the public data are there.
 
     They are in the folder `azure` of EXEGPT_DATA, or beside the folder of a file of `graphs`.
@@ -26,7 +27,7 @@ def find_traces(graphs: Path | None = None) -> dict[str, np.ndarray]:
     }
 
 
-def consecutive(arrivals: Sequence[float] | np.ndarray, count: int, window_s: float, seed: int) -> list[float]:
+def consecutive(arrivals: Sequence[float] | Array, count: int, window_s: float, seed: int) -> list[float]:
     """Return `count` consecutive arrivals of a trace, from a random one on, stretched to begin at 0 and fill a window.
 
     Raises:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-import numpy as np
-
 from exegpt.reproduction.hermes_arrivals import consecutive
 from exegpt.reproduction.hermes_setting import (
     APPLICATIONS,
@@ -22,6 +20,7 @@ from exegpt.reproduction.hermes_setting import (
 from exegpt.reproduction.hermes_workload import draw_submissions, learn_graphs
 from xcore.applications.demand import ApplicationDemand, ServiceRates
 from xcore.applications.demand_graph import DemandGraph
+from xcore.arrays import Array
 from xcore.orders.gittins import RankedDemand
 from xmulti.applications.application_progress import DemandEstimates
 from xmulti.applications.orders import ByRequest, application_gittins
@@ -101,7 +100,7 @@ def spreads(
 
 
 def real_arrivals(
-    graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int], traces: dict[str, np.ndarray]
+    graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int], traces: dict[str, Array]
 ) -> tuple[RealArrivals, ...]:
     """Return the gain over vLLM with exponential bursts, and with consecutive arrivals of each trace."""
     window_s, limits, rows = LOADS["1x"] * 60, ENGINES["8 at once"], []

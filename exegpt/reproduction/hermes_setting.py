@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from xcore.applications.demand import ApplicationDemand, ServiceRates
+from xcore.arrays import Array
 from xmulti.applications.application_progress import DemandEstimates
 from xmulti.applications.llm_backend import LLMLimits
 from xmulti.applications.orders import ApplicationOrder, LowestMean, Oracle, application_gittins
@@ -31,12 +32,12 @@ def completion_seconds(
     order: Callable[[], ApplicationOrder],
     estimates: DemandEstimates | None,
     limits: LLMLimits,
-) -> np.ndarray:
+) -> Array:
     """Return the completion times of all workloads."""
     return np.concatenate([simulate(each, order(), limits, estimates).completion_s for each in workloads])
 
 
-def ablated(workloads: Sequence[Sequence[Submission]], models: Models, limits: LLMLimits) -> dict[str, np.ndarray]:
+def ablated(workloads: Sequence[Sequence[Submission]], models: Models, limits: LLMLimits) -> dict[str, Array]:
     """Return the completion times of all workloads without parts of Hermes, and by true demands."""
     refined, prior = DemandEstimates(models), DemandEstimates(models, refine=False)
     return {

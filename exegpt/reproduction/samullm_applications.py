@@ -11,6 +11,7 @@ import numpy as np
 
 from exegpt.reproduction.public_data import public_data
 from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
+from xcore.arrays import Array
 from xcore.specs.builtin_models import builtin_config
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cost_table import CostTable, ModelCosts
@@ -126,7 +127,7 @@ def chunks(documents: int) -> tuple[int, ...]:
     return _whole(MEDIAN_CHUNKS * np.exp(deviation * ndtri(shuffled)), 1, 10_000)
 
 
-def _whole(values: "np.ndarray", least: int, most: int) -> tuple[int, ...]:
+def _whole(values: Array, least: int, most: int) -> tuple[int, ...]:
     return tuple(int(value) for value in np.clip(np.rint(values), least, most))
 
 

@@ -17,6 +17,7 @@ from exegpt.reproduction.seallm_workload import (
     longest,
     on_devices,
 )
+from xcore.arrays import Array
 from xcore.batching import BlockPool, Order
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory
@@ -162,7 +163,7 @@ class Scoring:
 
     def __init__(self, history: History, rule: Rule):
         self._history, self._rule = history, rule
-        self._known: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
+        self._known: dict[tuple[object, ...], dict[str, Array]] = {}
 
     def __call__(self, groups: tuple[ServiceGroup, ...]) -> dict[str, ServiceOutcome]:
         """Return the outcomes of the services that have groups."""
@@ -181,7 +182,7 @@ class Scoring:
             for name, (late, total, count) in sums.items()
         }
 
-    def _of(self, size: int, parts: tuple[tuple[str, int, int], ...]) -> dict[str, np.ndarray]:
+    def _of(self, size: int, parts: tuple[tuple[str, int, int], ...]) -> dict[str, Array]:
         """Return for each service, [3]: late requests, the sum of normalised latencies, and requests."""
         key = size, parts
         if key not in self._known:
@@ -192,7 +193,7 @@ class Scoring:
         return self._known[key]
 
 
-def _counted(asked: ServiceArrays, replay: ClusterReplay) -> np.ndarray:
+def _counted(asked: ServiceArrays, replay: ClusterReplay) -> Array:
     latency = np.array([served.finish_s - served.arrival_s for served in replay.served[asked.service.name]])
     late = np.sum(latency > SLO * asked.alone_s)
     return np.array([late, latency.sum() / asked.service.mean_s, len(latency)])
@@ -337,7 +338,7 @@ def figures_of(asked: Mapping[str, ServiceArrays], replay: ClusterReplay, engine
     )
 
 
-def _columns(asked: ServiceArrays, replay: ClusterReplay) -> np.ndarray:
+def _columns(asked: ServiceArrays, replay: ClusterReplay) -> Array:
     """Return [7, requests]: arrival, start, first token and end in seconds, time alone, L̂, output tokens."""
     served = replay.served[asked.service.name]
     rows = [(s.arrival_s, s.start_s, s.first_token_s, s.finish_s, s.output_tokens) for s in served]

@@ -221,7 +221,7 @@ class ServiceArrays:
         ]
         return ServiceRequests(tuple(RequestLengths(int(i), int(o), float(at)) for i, o, at in rows), tuple(hints))
 
-    def only(self, which: slice | Flags) -> "ServiceArrays":
+    def only(self, which: "slice[int, None, int] | Flags") -> "ServiceArrays":
         """Return a selection of the requests."""
         columns = (self.arrival_s, self.inputs, self.outputs, self.expected)
         return ServiceArrays(self.service, *(column[which] for column in columns))

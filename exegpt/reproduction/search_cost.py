@@ -5,11 +5,10 @@ The bound is FasterTransformer's 30th percentile.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from exegpt.report.sections import Section
 from exegpt.reproduction.faster_transformer import bounds, static_batches
-from exegpt.reproduction.setup import WAA, Setup, paper_mode, setup
+from exegpt.reproduction.setup import WAA, PaperKeywords, Setup, paper_mode, setup
 from xcore.quantity import figure_text
 from xscheduler.tuned import Tuned
 
@@ -25,7 +24,7 @@ SPACES = ("RRA", "RRA, a node's T_P", "WAA")
 The second one is the paper's RRA without partial tensor parallelism and with one encoding micro-batch per stage. It is
 small enough for an exhaustive search if the model is small.
 """
-METHODS: dict[str, dict[str, Any]] = {
+METHODS: dict[str, PaperKeywords] = {
     "branch and bound": {"method": "bnb"},
     "branch and bound, 5 %": {"method": "bnb", "tolerance": 0.05},
     "Optuna": {"method": "optuna"},
@@ -91,7 +90,10 @@ def _rows(where: Setup, bound_s: float, space: str, exhaustive_points: int) -> l
     searches: dict[str, Tuned] = {}
     for name, how in METHODS.items():
         if name != "exhaustive" or searches["branch and bound"].search.space <= exhaustive_points:
-            searches[name] = paper_mode(where, bound_s, **_asked(where, space), **how)
+            policies, fixed = _asked(where, space)
+            if fixed:
+                how = {**how, "encode_micro_batches": (1,)}
+            searches[name] = paper_mode(where, bound_s, policies, fixed=fixed, **how)
     rates = {name: tuned.estimate.throughput_seq_s if tuned.estimate else 0.0 for name, tuned in searches.items()}
     best, exact = max(rates.values()), "exhaustive" in searches
     return [
@@ -111,13 +113,14 @@ def _rows(where: Setup, bound_s: float, space: str, exhaustive_points: int) -> l
     ]
 
 
-def _asked(where: Setup, space: str) -> dict[str, Any]:
+def _asked(where: Setup, space: str) -> tuple[tuple[str, ...], dict[str, int] | None]:
+    """Return the policies of a space, and the variables that it fixes."""
     if space == "WAA":
-        return {"policies": WAA}
+        return WAA, None
     if space == "RRA":
-        return {"policies": ("rra",)}
+        return ("rra",), None
     groups = {"tp_degree": where.cluster.devices_per_node, "tp_gpus": where.cluster.devices}
-    return {"policies": ("rra",), "fixed": {"replicas": 1, **groups}, "encode_micro_batches": (1,)}
+    return ("rra",), {"replicas": 1, **groups}
 
 
 def sections(cost: SearchCost) -> list[Section]:

@@ -2,8 +2,9 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
+from xcore.batching.admission import Admission
 from xcore.console.schedule_text import schedule_text
 from xcore.specs.bound import PAPER_BOUND, BoundMeaning
 from xcore.specs.builtin_models import builtin_model
@@ -14,12 +15,17 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import Stage
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
+from xscheduler.search import Method
 from xscheduler.tune import tune
 from xscheduler.tuned import Tuned
 from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 from xsimulator.steady.residents import Form
 from xsimulator.steady.scenario import Scenario
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 MEMORY_FRACTION = 1.0
 """The paper names its devices' memory (48 and 80 GB), but no share that its engines leave free."""
@@ -81,13 +87,23 @@ class Reached:
     schedule: str
 
 
+class PaperKeywords(TypedDict, total=False):
+    """Further keywords of `xscheduler.tune`."""
+
+    method: Method
+    tolerance: float
+    admission: tuple[Admission, ...]
+    encode_micro_batches: tuple[int, ...]
+    partial: bool
+
+
 def paper_mode(
     setup: Setup,
     bound_s: float | None,
     policies: tuple[str, ...] = PAPER_POLICIES,
     bound: BoundMeaning = PAPER_BOUND,
     fixed: dict[str, int] | None = None,
-    **asked: Any,
+    **asked: "Unpack[PaperKeywords]",
 ) -> Tuned:
     """Search as the paper did: RRA and WAA, one replica, partial tensor parallelism, a bound on the p99 length only.
 

@@ -42,8 +42,8 @@ def fill_caches(contents=GARBAGE, patch=setattr):
         if worker.place.line[0].phase == "encode":
             for tensor in keys + values:
                 tensor.fill_(value)
-        for _, _, tables, _, seq_lens, *_ in batch.attention:
-            for row, seq_len in zip(tables, seq_lens.tolist(), strict=True):
+        for part in batch.attention:
+            for row, seq_len in zip(part.tables, part.contexts.tolist(), strict=True):
                 block, used = row[(seq_len - 1) // block_size], (seq_len - 1) % block_size + 1
                 for k, v in zip(keys, values, strict=True):
                     keys_like_values(k)[block, :, used:] = v[block, :, used:] = value

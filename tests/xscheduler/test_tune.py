@@ -275,14 +275,15 @@ def test_of_as_good_spaces_the_one_that_reserves_with_the_smallest_budget_is_tak
         return None
 
     def space(rule, budget, throughput):
-        constants = {"admission": rule, "max_num_batched_tokens": budget}
+        constants = {"grows": rule == "grow", "max_num_batched_tokens": budget}
         shape = line([throughput] * 4, range(4), limit=9)
         what = {"policy": "chunked", "scenario": scenario, "constants": constants}
         return Candidates("", shape.variables, shape.constraints, shape.simulate, **what)
 
     best = space("grow", 4096, 10.0)
     found, point = _plainest([best, *(space(*rival) for rival in rivals)], best, (2,))
-    assert (found.constants["admission"], found.constants["max_num_batched_tokens"]) == taken
+    rule, budget = taken
+    assert found.constants == {"grows": rule == "grow", "max_num_batched_tokens": budget}
     assert point == (2,)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.specs.cluster_plan import Plan
@@ -21,7 +20,7 @@ from xmulti.applications.synthetic_lengths import (
 )
 from xmulti.files.application_file import graph_of, model_for, read_application_file, with_requests
 from xmulti.files.call_graph import CallGraph, GraphNode
-from xmulti.files.dependent_calls import Chain, DependentCalls
+from xmulti.files.dependent_calls import Chain, DependentCalls, Tokens
 from xmulti.files.models_file import ModelEntry, ModelsFile, workload_beside
 from xmulti.sharing.call_replay import CallReplay, replay_calls
 from xscheduler.settings import find_model
@@ -48,7 +47,7 @@ class ExpectedCalls:
         """Return the application's calls, before any has begun."""
         return DependentCalls(self.graph, self.own, {node.name: node.prompt for node in self.graph.nodes})
 
-    def output_of(self, chain: Chain[Any], prompt: int) -> int:
+    def output_of(self, chain: Chain[Tokens], prompt: int) -> int:
         """Return the output tokens of a chain's next call.
 
         Raises:

@@ -59,7 +59,7 @@ class CallLimits(OnePhasePolicy):
         places, blocks = self.max_num_seqs - ledger.residents, ledger.pool.available
         if not self.waiting or (not places and self.cache is None):
             return first
-        ordered = sorted(self.waiting, key=lambda call: self.order.key(call, now))
+        ordered = sorted(self.waiting, key=lambda call: (self.order.key(call, now),))
         if self.cache:
             self.cache.prefetch(ordered, now)
         for call in ordered:

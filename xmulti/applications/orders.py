@@ -1,7 +1,7 @@
 """Orders of waiting LLM calls by their applications; a lower key is earlier."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from xcore.applications.demand import ServiceRates
 from xcore.batching import Sequence
@@ -48,7 +48,7 @@ class WaitingCall:
 class ApplicationOrder(Protocol):
     """The order in which calls start."""
 
-    def key(self, job: WaitingCall, now: float) -> Any:
+    def key(self, job: WaitingCall, now: float) -> object:
         """Return the call's sort key; lower is earlier."""
 
 
@@ -134,7 +134,7 @@ class ApplicationSlack:
         self._demote = demote
         self._gittins = application_gittins()
 
-    def key(self, job: WaitingCall, now: float) -> tuple[Any, ...]:
+    def key(self, job: WaitingCall, now: float) -> tuple[object, ...]:
         """Return the slack in seconds."""
         progress, deadline_s, longest = job.progress, job.progress.application.deadline_s, job.progress.longest
         if deadline_s is None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +23,12 @@ from xmulti.applications.synthetic_lengths import (
 )
 from xmulti.files.application_file import ApplicationNode, graph_of, model_for, read_application_file, read_call_lines
 from xmulti.files.call_graph import CallGraph, GraphNode
-from xmulti.files.dependent_calls import Chain, DependentCalls
+from xmulti.files.dependent_calls import Chain, DependentCalls, Tokens
 from xmulti.files.models_file import workload_beside
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 Ids = tuple[int, ...]
 
@@ -76,7 +80,7 @@ class PlannedApplication:
         made_up = chain.node.name in self.drawn
         return Request(chain.name, prompt, self.output_tokens(chain, len(prompt)), ignore_eos=made_up)
 
-    def output_tokens(self, chain: Chain[Any], prompt_tokens: int) -> int:
+    def output_tokens(self, chain: Chain[Tokens], prompt_tokens: int) -> int:
         """Return the most output tokens of a chain's next call; for synthetic texts, the exact number.
 
         Raises:
@@ -94,7 +98,7 @@ def _tokenizer_bytes(model: PlannedModel) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _tokenizer(model: PlannedModel) -> Any:
+def _tokenizer(model: PlannedModel) -> "Tokenizer":
     tokenizer = load_tokenizer(Path(str(model.directory)))
     if tokenizer is None:
         raise InputError(

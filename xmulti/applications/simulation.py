@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-import numpy as np
-
 from xcore.applications.demand_graph import END, LLM
 from xcore.applications.prewarming import effect, prewarm_at
+from xcore.arrays import Array
 from xcore.errors import InputError
 from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.llm_backend import LLMBackend, LLMLimits
@@ -244,7 +243,7 @@ class _Simulation:
         self,
         run: _Running,
         now: float,
-        seconds: Sequence[float] | np.ndarray,
+        seconds: Sequence[float] | Array,
         probability: float,
         warm_up_s: float,
         warm: Callable[[float], None],

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from xcore.errors import InputError
 from xcore.specs.workload import Workload
 from xmulti.files.application_file import ApplicationNode
 from xmulti.files.call_graph import GraphNode
-from xmulti.files.dependent_calls import Chain
+from xmulti.files.dependent_calls import Chain, Tokens
 
 
 def node_stream(seed: int, place: int) -> np.random.Generator:
@@ -51,7 +50,7 @@ def graph_node(entry: ApplicationNode, model: str, own: Sequence[Sequence[int]],
     return replace(node, rounds=rounds) if max(rounds, default=1) > 1 else node
 
 
-def most_output(chain: Chain[Any], prompt_tokens: int, model: str, context: int) -> int:
+def most_output(chain: Chain[Tokens], prompt_tokens: int, model: str, context: int) -> int:
     """Return the most tokens that a chain's next call can generate.
 
     Raises:
@@ -66,7 +65,7 @@ def most_output(chain: Chain[Any], prompt_tokens: int, model: str, context: int)
     return min(room, chain.node.longest_output or room)
 
 
-def output_length(chain: Chain[Any], workload: Workload, seed: int) -> int:
+def output_length(chain: Chain[Tokens], workload: Workload, seed: int) -> int:
     """Return the tokens that a chain's next call generates if nothing limits them."""
     rng = np.random.default_rng((seed, *chain.node.name.encode(), chain.index, len(chain.outputs)))
     return int(workload.output.sample(1, rng)[0])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,12 @@ from xcore.specs.workload import LengthDistribution
 from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
 from xmulti.files.models_file import ModelsFile, check_requests, check_units, profiles_by_model, workload_beside
 from xscheduler.settings import Setting, find_setting
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from xscheduler.settings import SettingKeywords
+
 
 Model = TypeVar("Model")
 
@@ -189,7 +195,7 @@ def read_application_file(path: Path) -> ApplicationFile:
 
 
 def read_application(
-    path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any
+    path: Path, cluster: str, *, profile: Sequence[str] = (), **options: "Unpack[SettingKeywords]"
 ) -> ApplicationPlanRequest:
     """Read the request of an application file for a plan on a cluster, or a models file whose models all have requests.
 

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from xcore import document
 from xcore.applications.demand_graph import END, LLM, MOST_SAMPLES, DemandGraph, DemandStep, JointRecords
@@ -118,7 +118,10 @@ def learn(calls: Iterable[LoggedCall]) -> tuple[DemandGraph, ...]:
     return tuple(learner.graph(name) for name, learner in applications.items())
 
 
-def _recent() -> "deque[Any]":
+Sample = TypeVar("Sample")
+
+
+def _recent() -> "deque[Sample]":
     return deque(maxlen=MOST_SAMPLES)
 
 

@@ -4,7 +4,6 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from xcore import document
 from xcore.errors import InputError
@@ -95,7 +94,7 @@ class ModelsFile(Spec):
                 raise InputError(f"Model '{entry.name}' needs a workload, like S or 128/64, or a trace file.")
 
 
-def is_application(data: Any) -> bool:
+def is_application(data: object) -> bool:
     """Return whether a file's content is an application's rather than a models file's."""
     return isinstance(data, dict) and "nodes" in data and "models" not in data
 
@@ -115,7 +114,7 @@ def read_models(path: Path) -> ModelsFile:
     return document.from_dict(ModelsFile, data, f"'{path}'")
 
 
-def check_units(data: Any, listed: str, units: Mapping[str, str], path: Path) -> None:
+def check_units(data: object, listed: str, units: Mapping[str, str], path: Path) -> None:
     """Check that entries of the list `listed` have units, by key.
 
     Raises:

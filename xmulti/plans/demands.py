@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from xcore.duration import parse_duration
 from xcore.errors import InputError
@@ -13,6 +13,11 @@ from xcore.traces.trace import parse_rate
 from xmulti.applications.expected_calls import expected_calls
 from xmulti.files.models_file import profiles_by_model, read_models, workload_beside
 from xscheduler.settings import Setting, find_setting
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from xscheduler.settings import SettingKeywords
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,9 @@ class ModelDemand:
         return (self.rate_seq_s or self.requests or 0) * tokens * self.setting.model.parameters
 
 
-def read_demands(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> tuple[ModelDemand, ...]:
+def read_demands(
+    path: Path, cluster: str, *, profile: Sequence[str] = (), **options: "Unpack[SettingKeywords]"
+) -> tuple[ModelDemand, ...]:
     """Read a models file's demands on a cluster.
 
     `profile` as in `profiles_by_model`, `options` as in `find_setting`. Raises InputError for an unreadable file or an

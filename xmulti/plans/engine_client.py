@@ -2,10 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.requests.engine_protocol import Ended
@@ -88,7 +87,7 @@ class EngineClient:
         await asyncio.sleep(max(0.0, self._zero_s + at_s - time.monotonic()))
 
 
-async def together(coroutines: Sequence[Any]) -> None:
+async def together(coroutines: Sequence[Coroutine[object, object, None]]) -> None:
     """Run all coroutines to completion; if one fails, cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

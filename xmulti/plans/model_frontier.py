@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xcore.processes import Processes
 from xcore.specs.bound import ALL_REQUESTS
@@ -19,7 +19,12 @@ from xscheduler.settings import Setting
 from xscheduler.shortlist import MOST, best_by_replay
 
 if TYPE_CHECKING:
+    from xcore.specs.model import ModelSpec
+    from xcore.specs.profile import Profile
+    from xcore.specs.workload import Workload
     from xmulti.sharing.budgets import Budget
+    from xscheduler.goodput import RateBounds
+    from xscheduler.rate_sample import Arrivals
 
 REQUESTS = 40_000
 """Requests of a search: a fifth of those with which `exegpt tune` measures a goodput.
@@ -223,29 +228,32 @@ def lowest_latency_s(demand: ModelDemand, devices: int, policies: tuple[str, ...
         return search_schedule(setting, _NO_TIME_S, policies=policies).lowest_latency_s
     from xscheduler.open_tune import tune_at
 
-    asked, options = _asked(demand.within(_NO_TIME_S), setting, policies)
-    lowest_s = tune_at(*asked, **(options | {"rate": None})).tuned.lowest_latency_s
+    asked = _asked(demand.within(_NO_TIME_S), setting)
+    tuned = tune_at(*asked, None, bound=ALL_REQUESTS, policies=policies, kv_dtype=setting.kv_dtype).tuned
+    lowest_s = tuned.lowest_latency_s
     return None if lowest_s is None else lowest_s / (1 - MARGIN)
 
 
-def _asked(demand: ModelDemand, setting: Setting, policies: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a search for goodput: within the bound less a margin."""
+def _asked(
+    demand: ModelDemand, setting: Setting
+) -> "tuple[ModelSpec, ClusterSpec, Workload, Profile, Arrivals, RateBounds]":
+    """Return the first arguments of a search for goodput: within the bound less a margin."""
     from xscheduler.goodput import RateBounds
     from xscheduler.rate_sample import Arrivals
 
     bound_s = None if demand.bound_s is None else demand.bound_s * (1 - MARGIN)
     longest = setting.model.longest_request
     arrivals = Arrivals.poisson(setting.workload, longest, 0, setting.cluster.devices, REQUESTS)
-    where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, RateBounds(bound_s))
-    return where, {"bound": ALL_REQUESTS, "policies": policies, "kv_dtype": setting.kv_dtype}
+    return setting.model, setting.cluster, setting.workload, setting.profile, arrivals, RateBounds(bound_s)
 
 
 def _online(demand: ModelDemand, setting: Setting, policies: tuple[str, ...], floor: float) -> ModelPerformance | None:
     """Return the schedule with the highest goodput within the bound less a margin."""
     from xscheduler.open_tune import sustained_by
 
-    asked, options = _asked(demand, setting, policies)
-    sustained = sustained_by(*asked, floor=floor, **options)
+    sustained = sustained_by(
+        *_asked(demand, setting), bound=ALL_REQUESTS, policies=policies, kv_dtype=setting.kv_dtype, floor=floor
+    )
     if not sustained:
         return None
     best = max(sustained.values(), key=lambda policy: policy.goodput_seq_s)

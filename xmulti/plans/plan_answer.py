@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from xcore.errors import Infeasible, InputError
 from xcore.specs.cluster import ClusterSpec
@@ -21,6 +21,11 @@ from xmulti.plans.planning import METHODS, Proposal, propose
 from xmulti.sharing.call_replay import CallReplay
 from xmulti.stages.stage_planning import propose_stages
 from xprofiler.kernel_import import KernelImport
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from xscheduler.settings import SettingKeywords
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,21 @@ class PlanAnswer:
         return [gain.text(self.now) for gain in self.gains]
 
 
-def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices | None, **options: Any) -> PlanAnswer:
+def answer(
+    file: Path,
+    cluster: str,
+    method: str,
+    advice: bool,
+    prices: Prices | None,
+    profile: Sequence[str] = (),
+    **options: "Unpack[SettingKeywords]",
+) -> PlanAnswer:
     """Plan the models of a file by one method of budgets, or by the best of all.
 
     Raises:
         InputError: The file can't be read or planned.
     """
-    demands = read_demands(file, cluster, **options)
+    demands = read_demands(file, cluster, profile=profile, **options)
     expected = expected_calls(file, read_models(file))
     where, methods = demands[0].setting.cluster, METHODS if method == "best" else (method,)
     if prices:
@@ -67,7 +80,7 @@ def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices |
     proposals = propose(demands, where, methods, frontiers)
     now = proposals[0].plan or proposals[0].near
     if method == "best":
-        proposals = beside_stages(proposals, demands, file, cluster, **options)
+        proposals = beside_stages(proposals, demands, file, cluster, profile, **options)
     budgets = proposals[0].plan
     profiles = {demand.name: demand.setting.profile for demand in demands}
     calls = expected.replayed(budgets, profiles) if budgets and expected else None
@@ -87,22 +100,27 @@ def assumed(cluster: ClusterSpec) -> str:
 
 
 def beside_stages(
-    proposals: Sequence[Proposal], demands: Sequence[ModelDemand], file: Path, cluster: str, **options: Any
+    proposals: Sequence[Proposal],
+    demands: Sequence[ModelDemand],
+    file: Path,
+    cluster: str,
+    profile: Sequence[str] = (),
+    **options: "Unpack[SettingKeywords]",
 ) -> list[Proposal]:
     """Return the proposals of budgets and of SamuLLM's stages, the best one first.
 
-    If there are stages, loading times count for all proposals. `file`, `cluster` and `options` are those of the
-    demands.
+    If there are stages, loading times count for all proposals. The last arguments are those of
+    the demands.
     """
-    staged = _staged(file, cluster, options)
+    staged = _staged(file, cluster, profile, options)
     if staged.stages:
         proposals = [replace(p, loading_s=loading_of(p.plan, demands)) if p.plan else p for p in proposals]
     return sorted([*proposals, staged], key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
 
 
-def _staged(file: Path, cluster: str, options: dict[str, Any]) -> Proposal:
+def _staged(file: Path, cluster: str, profile: Sequence[str], options: "SettingKeywords") -> Proposal:
     try:
-        best, *_ = propose_stages(read_application(file, cluster, **options))
+        best, *_ = propose_stages(read_application(file, cluster, profile=profile, **options))
     except (Infeasible, InputError) as error:
         return Proposal("samullm", None, str(error))
     return Proposal(best.method, None, stages=best.plan)

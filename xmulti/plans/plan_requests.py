@@ -1,17 +1,25 @@
 """Requests of several models in one file: each names its model of the plan."""
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from xcore.errors import InputError
 from xcore.requests.request import Request
 from xcore.requests.request_lists import fitted_to_context, grammar_check
-from xcore.requests.requests import check_request, is_trace, random_requests, read_entry, request_lines, request_of
+from xcore.requests.requests import (
+    Encode,
+    check_request,
+    is_trace,
+    random_requests,
+    read_entry,
+    request_lines,
+    request_of,
+)
 from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.workload import RequestLengths
 from xcore.tokenizer import encode, load_tokenizer
 from xcore.traces.trace import Note, read_model_trace, silent
 
@@ -63,7 +71,7 @@ def read_plan_requests(
     return requests
 
 
-def _made_up(model: PlannedModel, rows: Any, seed: int) -> list[Request]:
+def _made_up(model: PlannedModel, rows: Sequence[RequestLengths], seed: int) -> list[Request]:
     spec = model.schedule.model.spec
     drawn = [replace(r, id=f"{model.name}/{r.id}") for r in random_requests(rows, spec.vocab, seed)]
     for request in drawn:
@@ -76,7 +84,7 @@ class _Reader:
     """Reads one model's requests."""
 
     model: PlannedModel
-    encode: Callable[[str], Any] | None
+    encode: Encode | None
     check: Callable[[Request], None]
 
     @staticmethod
@@ -86,7 +94,7 @@ class _Reader:
         encoding = partial(encode, tokenizer) if tokenizer else None
         return _Reader(model, encoding, grammar_check(directory, model.schedule.model.spec))
 
-    def read(self, entry: dict[str, Any], where: str) -> Request:
+    def read(self, entry: dict[str, object], where: str) -> Request:
         request = request_of(entry, where, self.encode)
         check_request(request, self.model.schedule.model.spec, skippable=False)
         self.check(request)

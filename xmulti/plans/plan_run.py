@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from xcore.columns import parse_columns
 from xcore.console import output
@@ -204,13 +204,27 @@ class PlannedCalls(ApplicationCalls):
         return replayed.served
 
 
-def figures(served: Sequence[RequestTimes]) -> dict[str, Any]:
-    """Return one model's figures: requests and output tokens per second until its last request, and percentiles."""
+class ModelFigures(TypedDict):
+    """One model's requests and output tokens per second until its last request, and percentiles of seconds."""
+
+    requests: int
+    seconds: float
+    throughput_seq_s: float
+    throughput_tok_s: float
+    ttft: dict[str, float | None]
+    tpot: dict[str, float | None]
+    latency: dict[str, float | None]
+
+
+def figures(served: Sequence[RequestTimes]) -> ModelFigures:
+    """Return one model's figures."""
     times, seconds = latencies(served, "arrival"), _end_s([served])
     return {
         "requests": len(served),
         "seconds": seconds,
         "throughput_seq_s": len(served) / seconds,
         "throughput_tok_s": sum(s.output_tokens for s in served) / seconds,
-        **{name: percentiles(times[name]) for name in ("ttft", "tpot", "latency")},
+        "ttft": percentiles(times["ttft"]),
+        "tpot": percentiles(times["tpot"]),
+        "latency": percentiles(times["latency"]),
     }

@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from xcore import document
 from xcore.duration import duration_text
@@ -39,7 +38,7 @@ class PlanPrediction:
     """The result of a simulation, for scripts and for people."""
 
     plan: Plan
-    facts: dict[str, Any]
+    facts: dict[str, object]
     rows: list[list[str]]
     assumptions: tuple[str, ...]
 
@@ -149,7 +148,7 @@ def _since(model: PlannedModel) -> str:
     return "start" if model.rate_seq_s is None else "arrival"
 
 
-def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, Any]:
+def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, object]:
     times, served = latencies(replayed.served, _since(model)), replayed.served
     seconds = max(s.finish_s for s in served)
     return {
@@ -165,14 +164,13 @@ def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, Any]:
 
 
 def _row(model: PlannedModel, replayed: ModelReplay) -> list[str]:
-    facts, bounded = _facts(model, replayed), model.schedule.latency_bound_s is not None
+    times, served = latencies(replayed.served, _since(model)), replayed.served
+    latency, ttft, bound_s = percentiles(times["latency"]), percentiles(times["ttft"]), model.schedule.latency_bound_s
     return [
         model.name,
-        f"{facts['requests']:,}",
-        figure_text(facts["throughput_seq_s"]),
-        duration_text(facts["latency"]["p50"]),
-        duration_text(facts["latency"]["p99"]),
-        duration_text(facts["ttft"]["p99"]),
-        percent_text(facts["attainment"]) if bounded else NOTHING,
+        f"{len(served):,}",
+        figure_text(len(served) / max(s.finish_s for s in served)),
+        *(NOTHING if s is None else duration_text(s) for s in (latency["p50"], latency["p99"], ttft["p99"])),
+        NOTHING if bound_s is None else percent_text(in_time(served, bound_s)),
         str(replayed.preemptions),
     ]

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -79,7 +79,7 @@ class Replanning:
         self._count("failed", f"the server returns to the earlier plan and keeps it: {why}")
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """The answer of `GET /plan`."""
         watched = self._popularity
         return {

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from xcore.arrays import Array
 from xmulti.sharing.iteration_cost import IterationCost
 
 DECODE_SHARES = tuple(part / 10 for part in range(3, 10))
@@ -62,7 +63,7 @@ class Occupant:
     cost: IterationCost
 
     @cached_property
-    def seconds(self) -> tuple[np.ndarray, np.ndarray]:
+    def seconds(self) -> tuple[Array, Array]:
         """Seconds of a batch's prefill, and of all its decoding, for each of `_BATCHES`."""
         popular = self.popular
         context = np.array([popular.input + popular.output / 2])

@@ -1,8 +1,7 @@
 """The prediction of a plan of stages for actual outputs: its simulation, with these instead of the planned ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from xcore.specs.cost_table import CostTable, ModelCosts
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE
 from xmulti.applications.planned_application import PlannedApplication
-from xmulti.files.dependent_calls import Chain, DependentCalls
+from xmulti.files.dependent_calls import Chain, DependentCalls, Tokens
 from xmulti.files.stage_plan import StagedModel, StagePlan
 from xmulti.stages.application import Application, NodeCalls, model_replicas
 from xmulti.stages.greedy_stages import Host, PlannedStage
@@ -78,7 +77,9 @@ Place = tuple[str, int]
 """A chain: its node, and its index there."""
 
 
-def of_known_calls(calls: DependentCalls[Any], lengths: Mapping[str, tuple[int, int]], table: CostTable) -> Application:
+def of_known_calls(
+    calls: DependentCalls[Tokens], lengths: Mapping[str, tuple[int, int]], table: CostTable
+) -> Application:
     """Return the application of these calls; `lengths` are each call's prompt and output tokens, by its name.
 
     The table's models have the names of the nodes; costs are without padding.
@@ -96,7 +97,9 @@ def of_known_calls(calls: DependentCalls[Any], lengths: Mapping[str, tuple[int, 
     return Application(nodes, replicas, load_s)
 
 
-def _node(name: str, chains: Any, first: Mapping[Place, int], lengths: Mapping[str, tuple[int, int]]) -> NodeCalls:
+def _node(
+    name: str, chains: Sequence[Chain[Tokens]], first: Mapping[Place, int], lengths: Mapping[str, tuple[int, int]]
+) -> NodeCalls:
     rounds = [(chain, number) for chain in chains for number in range(len(chain.own))]
     prompts, outputs = np.array([lengths[chain.call(number)] for chain, number in rounds], dtype=np.int64).T.copy()
     following = np.arange(1, len(rounds) + 1)
@@ -105,7 +108,9 @@ def _node(name: str, chains: Any, first: Mapping[Place, int], lengths: Mapping[s
     return NodeCalls(name, of_calls, _needs(name, chains, first, len(rounds)))
 
 
-def _needs(name: str, chains: Any, first: Mapping[Place, int], count: int) -> tuple[tuple[str, Integers], ...]:
+def _needs(
+    name: str, chains: Sequence[Chain[Tokens]], first: Mapping[Place, int], count: int
+) -> tuple[tuple[str, Integers], ...]:
     """Return, for each chain's first call, the calls that must have ended.
 
     There is one entry for each time that it reads a source.
@@ -120,5 +125,5 @@ def _needs(name: str, chains: Any, first: Mapping[Place, int], count: int) -> tu
     return tuple((source, waits) for (source, _), waits in needs.items())
 
 
-def _place(source: Chain[Any], number: int | None, first: Mapping[Place, int]) -> int:
+def _place(source: Chain[Tokens], number: int | None, first: Mapping[Place, int]) -> int:
     return first[source.node.name, source.index] + (len(source.own) - 1 if number is None else number)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from xcore.console import output
 from xcore.document import fingerprint, to_dict
@@ -216,7 +216,11 @@ class Following:
             self._some_ended.clear()
             look = asyncio.ensure_future(self._some_ended.wait())
             try:
-                several: set[asyncio.Future[Any]] = {look, asked, *self._engines.tasks}
+                several: set[asyncio.Future[Literal[True]] | asyncio.Future[None] | asyncio.Future[int]] = {
+                    look,
+                    asked,
+                    *self._engines.tasks,
+                }
                 await asyncio.wait(several, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 look.cancel()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xcore.arrays import Integers
 from xmulti.stages.application import Application
 from xmulti.stages.greedy_stages import Host, PlannedStage, candidates, follow, gpus, greedy_stage, makespan, parallels
 from xmulti.stages.stage_progress import Parallel, Placed, Progress
@@ -70,7 +71,7 @@ def _least(progress: Progress, name: str, tp: int, runs: bool) -> _Least:
     return _Least(load_s, tp * load_s, float(seconds.min()), tp * token_s)
 
 
-def _longest_chain(outputs: np.ndarray, following: np.ndarray) -> int:
+def _longest_chain(outputs: Integers, following: Integers) -> int:
     """Return the most tokens in a chain of calls."""
     total = outputs.copy()
     later = np.flatnonzero(following >= 0)

@@ -1,7 +1,6 @@
 """Batch: the tensors of one iteration; its prompts follow each other without padding."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -52,7 +51,8 @@ class AttentionBatch:
     """How many new tokens a sequence has at most, if the shapes don't tell: in a graph that other prompts will use."""
 
 
-class AttentionArrays(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class AttentionArrays:
     """The arrays of an `AttentionBatch`, on the host."""
 
     begin: int

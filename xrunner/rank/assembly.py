@@ -323,7 +323,7 @@ class Assembler:
             positions=np.concatenate([*(part.positions for part in parts), fill]),
             slots=np.concatenate([part.slots for part in parts]),
             attention=tuple(
-                part.attention._replace(begin=begin, end=begin + len(part.tokens))
+                replace(part.attention, begin=begin, end=begin + len(part.tokens))
                 for part, begin in zip(parts, begins, strict=True)
             ),
             rows=None if len(rows) == computed + len(fill) else rows,
@@ -348,7 +348,7 @@ class Assembler:
         counts = [(request.sequence, 1 + request.sequence.behind) for request in running]
         part = self._ragged(running, counts)
         starts = np.array([len(request.prompt) for request in running], dtype=np.int32)
-        return replace(part, attention=part.attention._replace(starts=starts))
+        return replace(part, attention=replace(part.attention, starts=starts))
 
     def _ragged(self, running: list[RunningRequest], counts: Items[tuple[Sequence, int]]) -> _Part:
         """Assemble the next tokens of sequences, as many as each computes."""

@@ -239,7 +239,7 @@ def _plannable(padded: DeviceBatch) -> list[AttentionArrays]:
     (rows, width) = part.tables.shape
     whole = np.zeros((len(part.contexts), max(1, width)), dtype=np.int32)
     whole[:rows, :width] = part.tables
-    return [part._replace(tables=whole)]
+    return [replace(part, tables=whole)]
 
 
 def _empty(model: Model) -> DeviceBatch:

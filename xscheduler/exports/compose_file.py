@@ -1,7 +1,5 @@
 """The compose file of an exported engine: the replicas of one machine."""
 
-from typing import Any
-
 from xcore.errors import InputError
 from xscheduler.exports.container_parts import (
     CACHE_FOLDER,
@@ -28,7 +26,7 @@ def compose_text(deployed: Deployed) -> str:
         )
     count = min(group.copies, group.on_node)
     names = [deployed.name if count == 1 else f"{deployed.name}-{index}" for index in range(count)]
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "services": {name: _service(deployed, index) for index, name in enumerate(names)},
         "volumes": {"cache": {}},
     }
@@ -49,17 +47,17 @@ def _machines(start: Start) -> tuple[str, ...]:
     return (f"{where}put a load balancer before the services, from port {PORT} on",)
 
 
-def _service(deployed: Deployed, index: int) -> dict[str, Any]:
+def _service(deployed: Deployed, index: int) -> dict[str, object]:
     """Return one start of the engine, with its own GPUs and port."""
     devices = deployed.start.group.devices
     gpus = [str(device) for device in range(index * devices, (index + 1) * devices)]
     reserved = {"driver": "nvidia", "device_ids": gpus, "capabilities": ["gpu"]}
-    service: dict[str, Any] = {
+    service: dict[str, object] = {
         "image": IMAGES[deployed.engine],
         "entrypoint": deployed.words(),
         "environment": {**deployed.start.commands[0].environment, "HF_TOKEN": "${HF_TOKEN:-}"},
         "ports": [f"{PORT + index}:{PORT}"],
-        "volumes": [f"cache:{CACHE_FOLDER}"],
+        "volumes": [f"cache:{CACHE_FOLDER}", *([f"{folder}:{folder}:ro"] if (folder := deployed.folder) else [])],
         "shm_size": f"{SHARED_MEMORY_GIB}gb",
         "deploy": {"resources": {"reservations": {"devices": [reserved]}}},
         "healthcheck": {
@@ -69,8 +67,6 @@ def _service(deployed: Deployed, index: int) -> dict[str, Any]:
         },
         "restart": "unless-stopped",
     }
-    if deployed.folder:
-        service["volumes"].append(f"{deployed.folder}:{deployed.folder}:ro")
     if deployed.start.files:
         names = deployed.start.files
         service["configs"] = [{"source": name, "target": f"{CONFIG_FOLDER}/{name}"} for name in names]

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from xcore.errors import InputError
 from xscheduler.exports.launch_parts import Start
@@ -62,7 +61,7 @@ def check_device(kind: str, form: str) -> None:
         )
 
 
-def yaml_text(documents: Sequence[dict[str, Any]], comments: Sequence[str]) -> str:
+def yaml_text(documents: Sequence[dict[str, object]], comments: Sequence[str]) -> str:
     """Return YAML documents after lines of comments, with texts of several lines as blocks."""
     import yaml
 

@@ -1,7 +1,6 @@
 """Kubernetes manifests of an exported engine: a pod for each replica, or a group of pods for one that spans nodes."""
 
 import shlex
-from typing import Any
 
 from xcore.errors import InputError
 from xscheduler.exports.container_parts import (
@@ -32,11 +31,11 @@ def kubernetes_text(deployed: Deployed) -> str:
     return yaml_text(documents, deployed.comments)
 
 
-def _metadata(deployed: Deployed, labels: dict[str, str]) -> dict[str, Any]:
+def _metadata(deployed: Deployed, labels: dict[str, str]) -> dict[str, object]:
     return {"name": deployed.name, "labels": labels}
 
 
-def _replicas(deployed: Deployed, labels: dict[str, str]) -> dict[str, Any]:
+def _replicas(deployed: Deployed, labels: dict[str, str]) -> dict[str, object]:
     """Return the object that keeps as many replicas running as the schedule has."""
     group = deployed.start.group
     if group.nodes == 1:
@@ -81,14 +80,14 @@ def _quoted(word: str) -> str:
     return word if NODE0 in word else shlex.quote(word)
 
 
-def _pod(deployed: Deployed, labels: dict[str, str], words: list[str], serves: bool) -> dict[str, Any]:
+def _pod(deployed: Deployed, labels: dict[str, str], words: list[str], serves: bool) -> dict[str, object]:
     """Return the template of a pod; one that `serves` has a port and probes."""
-    volumes: list[dict[str, Any]] = [
+    volumes: list[dict[str, object]] = [
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{SHARED_MEMORY_GIB}Gi"}},
         {"name": "cache", "emptyDir": {}},
     ]
     mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": CACHE_FOLDER}]
-    container: dict[str, Any] = {"name": "server", "image": IMAGES[deployed.engine], "command": words}
+    container: dict[str, object] = {"name": "server", "image": IMAGES[deployed.engine], "command": words}
     if deployed.folder:
         volumes.append({"name": "model", "hostPath": {"path": deployed.folder, "type": "Directory"}})
         mounts.append({"name": "model", "mountPath": deployed.folder})
@@ -106,7 +105,7 @@ def _pod(deployed: Deployed, labels: dict[str, str], words: list[str], serves: b
     return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
 
 
-def _probes() -> dict[str, Any]:
+def _probes() -> dict[str, object]:
     """Return the port and the probes: a start may load weights for an hour."""
     health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 10}
     return {
@@ -117,7 +116,7 @@ def _probes() -> dict[str, Any]:
     }
 
 
-def _service(deployed: Deployed, labels: dict[str, str]) -> dict[str, Any]:
+def _service(deployed: Deployed, labels: dict[str, str]) -> dict[str, object]:
     """Return the Service that spreads requests over the replicas; in a group, only the leader has the server."""
     leader = {_INDEX: "0"} if deployed.start.group.nodes > 1 else {}
     return {
@@ -125,7 +124,7 @@ def _service(deployed: Deployed, labels: dict[str, str]) -> dict[str, Any]:
         "kind": "Service",
         "metadata": _metadata(deployed, labels),
         "spec": {
-            "selector": {**labels, **leader},
+            "selector": labels | leader,
             "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
         },
     }

@@ -55,7 +55,7 @@ def speculative_notes(schedule: Schedule) -> tuple[str, ...]:
 def vllm_settings(text: str) -> dict[str, str]:
     """Read the value of `--speculative-config` as options; ValueError for what isn't modelled."""
     try:
-        config: Any = json.loads(text)
+        config = json.loads(text)
     except ValueError:
         config = None
     count = config.get("num_speculative_tokens") if isinstance(config, Mapping) else None

@@ -4,7 +4,6 @@ Keys are fields of `LlmArgs` and of the records in it (tensorrt_llm/llmapi/llm_a
 """
 
 from dataclasses import replace
-from typing import Any
 
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
@@ -54,7 +53,7 @@ class TensorrtLlmLaunch:
         config = yaml.safe_dump(self._config(schedule, group, longest), sort_keys=False)
         return Start((Command(words),), group, where, {_FILE: config})
 
-    def _config(self, schedule: Schedule, group: ReplicaGroup, longest: int) -> dict[str, Any]:
+    def _config(self, schedule: Schedule, group: ReplicaGroup, longest: int) -> dict[str, object]:
         """Return the content of the configuration file; with attention data parallelism, limits are a replica's."""
         spec, control, layers = schedule.model.spec, schedule.control, stage_layers(schedule)
         tp, shared = schedule.stages[0].tp, spec.attention_dp

@@ -9,7 +9,7 @@ from xcore.policies.chunked import TRAITS
 from xscheduler.candidates import Candidates
 from xscheduler.search_problem import SearchProblem
 from xscheduler.space import Variable
-from xscheduler.spaces.grids import at_value, grid, pipelines, residents_of
+from xscheduler.spaces.grids import at_value, grid, pipelines, residents_of, rule_of
 from xscheduler.spaces.policy_space import PolicySpace, Spaces
 from xsimulator.steady import lockstep
 from xsimulator.steady.scenario import Scenario
@@ -33,11 +33,11 @@ def _spaces(policy: str, problem: SearchProblem) -> Spaces:
                 _within(batches, budgets[-1] // problem.cost_model.rows),
                 Variable("max_num_batched_tokens", budgets),
             )
-            yield grid(policy, problem, layout, variables, bounds, admission=rule)
+            yield grid(policy, problem, layout, variables, bounds, grows=rule == "grow")
             continue
         for budget in budgets_of(problem, scenario, TOKEN_BUDGETS, rule):
             slack, fewer = lockstep.ttft_slack(scenario), (_within(batches, budget // problem.cost_model.rows),)
-            constants = {"max_num_batched_tokens": budget, "admission": rule}
+            constants = {"max_num_batched_tokens": budget, "grows": rule == "grow"}
             yield grid(policy, problem, layout, fewer, bounds, slack, **constants)
 
 
@@ -68,7 +68,7 @@ def _at_value(problem: SearchProblem, like: Candidates, value: int) -> Candidate
     None if the activations of `value` tokens leave no memory for a sequence, or if it is less than the fewest
     sequences.
     """
-    scenario, rule = like.where, like.constants["admission"]
+    scenario, rule = like.where, rule_of(like)
     if scenario.replica.room((float(value), 1.0)) < scenario.load.resident_blocks(rule).mean:
         return None
     batches = _within(residents_of(problem, scenario, rule), value // problem.cost_model.rows)

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 from xcore.batching.admission import Admission
 from xscheduler import ceilings
@@ -63,11 +62,16 @@ def grid(
     variables: tuple[Variable, ...],
     bounds: SpaceLimits,
     ttft_slack: float = 0.0,
-    **constants: Any,
+    **constants: int,
 ) -> Candidates:
     """Return the space of some variables, on stages that encode and decode."""
     where = functools.partial(problem.both, layout)
     return candidates(policy, problem, where, variables, bounds, ttft_slack, **constants)
+
+
+def rule_of(space: Candidates) -> Admission:
+    """Return the admission of a space's schedules."""
+    return "grow" if space.constants["grows"] else "reserve"
 
 
 def at_value(

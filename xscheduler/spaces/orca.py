@@ -23,14 +23,14 @@ def _spaces(policy: str, problem: SearchProblem) -> Spaces:
         if problem.open_system:
             counts = sorted({*FINE_PREFILLS, *PREFILLS, batches.values[-1]}) if problem.finite else FINE_PREFILLS
             prefills_too = Variable("prefills_per_step", enumerated(problem, "prefills_per_step", tuple(counts)))
-            yield grid(policy, problem, layout, (batches, prefills_too), bounds, admission=rule)
+            yield grid(policy, problem, layout, (batches, prefills_too), bounds, grows=rule == "grow")
             continue
         slack, most = lockstep.ttft_slack(problem.both(layout)), batches.values[-1]
         few = {prefills for prefills in PREFILLS if prefills <= most}
         if lockstep.in_step(problem.both(layout)):
             few.add(most)  # if all begin together, no prompt interrupts the decoding of others
         for prefills in enumerated(problem, "prefills_per_step", tuple(sorted(few))):
-            constants = {"prefills_per_step": prefills, "admission": rule}
+            constants = {"prefills_per_step": prefills, "grows": rule == "grow"}
             yield grid(policy, problem, layout, (batches,), bounds, slack, **constants)
 
 

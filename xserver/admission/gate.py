@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable
 from inspect import signature
-from typing import Any
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -46,12 +46,18 @@ class ApiKeys:
         self.hashes = tuple(hashed(key) for key in keys)
 
 
+class _PrivateNetwork(TypedDict, total=False):
+    """Arguments of new versions of CORSMiddleware."""
+
+    allow_private_network: bool
+
+
 def guarded(app: ASGIApp, keys: ApiKeys, hosts: Collection[str], origins: Collection[str]) -> ASGIApp:
     """Return the application behind a gate; browsers let pages of `origins` use it and read its errors."""
     gate = Gate(app, keys, hosts, origins)
     if not origins:
         return gate
-    more: dict[str, Any] = {"allow_private_network": True}  # a public page may use this private address
+    more: _PrivateNetwork = {"allow_private_network": True}  # a public page may use this private address
     if not more.keys() <= signature(CORSMiddleware).parameters.keys():
         more = {}  # an older Starlette, which ignores this request of browsers
     return CORSMiddleware(gate, origins, _METHODS, _SENT, expose_headers=_READ, **more)

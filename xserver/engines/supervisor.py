@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -48,7 +48,7 @@ class PlanWatch(Protocol):
     """A watch over the models' popularity, which may search for another plan."""
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """The answer of `GET /plan`."""
 
     def follows(self, plan: Plan) -> None:
@@ -226,7 +226,7 @@ class Supervisor:
             self.code = self.code or code
             self._drain()
 
-    def _failed(self, task: "asyncio.Task[Any]") -> bool:
+    def _failed(self, task: "asyncio.Task[object]") -> bool:
         """Return whether a task has raised an error, and end the server if so.
 
         Models without engines would keep their clients waiting.

@@ -1,7 +1,6 @@
 """Administration over HTTP: change the schedule or the plan, and drain the server."""
 
 import hmac
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -90,7 +89,7 @@ def check_token(request: Request, admin: bytes | None) -> None:
         raise ApiError(401, "The administrator's token is missing or wrong: send X-Admin-Token.", "invalid_api_key")
 
 
-def _schedule(data: Any) -> Schedule:
+def _schedule(data: object) -> Schedule:
     """Read the schedule of a request's body."""
     try:
         schedule = checked(document.from_dict(Schedule, data, "The schedule"))

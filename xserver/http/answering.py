@@ -5,7 +5,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -35,7 +35,7 @@ class ApiAnswer(ABC):
     kind: ClassVar[str]
     """The value of `object` in its document."""
 
-    def __init__(self, body: Any, frontend: Frontend, answer_id: str, created: int | None = None):
+    def __init__(self, body: Sampled, frontend: Frontend, answer_id: str, created: int | None = None):
         self.body = body
         self.id = self.prefix + answer_id
         self.created = int(time.time()) if created is None else created
@@ -56,14 +56,14 @@ class ApiAnswer(ABC):
         """Tokenize and check the body: the slow work that needs no engine."""
 
     @abstractmethod
-    def choice(self, choice: Choice, text: str) -> dict[str, Any]:
+    def choice(self, choice: Choice, text: str) -> dict[str, object]:
         """Return the document of a complete choice."""
 
     @abstractmethod
-    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
+    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, object]]:
         """Return a stream's choices for a new piece of a choice; `first`: the first piece."""
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self) -> AsyncIterator[dict[str, object]]:
         """Yield the stream's documents."""
         begun: set[int] = set()
         async for piece in self.generation.pieces():
@@ -73,12 +73,12 @@ class ApiAnswer(ABC):
         if self.wants_usage:
             yield self.document([], stream=True, usage=self.usage)
 
-    def whole(self, texts: dict[int, str]) -> dict[str, Any]:
+    def whole(self, texts: dict[int, str]) -> dict[str, object]:
         """Return the document of the complete answer, given the texts by the choices' indices."""
         choices = [self.choice(choice, texts[choice.index]) for choice in self.choices]
         return self.document(choices, usage=self.usage)
 
-    def event(self, document: dict[str, Any]) -> bytes:
+    def event(self, document: dict[str, object]) -> bytes:
         """Return an event of the stream."""
         return event(document)
 
@@ -121,7 +121,7 @@ class ApiAnswer(ABC):
         return self.promise.due_s if self.promise else math.inf
 
     @property
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, object]:
         """The numbers of tokens so far."""
         made = sum(choice.taken for choice in self.choices)
         return {
@@ -146,8 +146,8 @@ class ApiAnswer(ABC):
         return bool(options and options.include_usage)
 
     def document(
-        self, choices: list[dict[str, Any]], stream: bool = False, usage: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, choices: list[dict[str, object]], stream: bool = False, usage: dict[str, object] | None = None
+    ) -> dict[str, object]:
         """Return a response, or a chunk of a stream."""
         document = {
             "id": self.id,

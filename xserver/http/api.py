@@ -141,7 +141,7 @@ def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> N
         return JSONResponse(frontends.of(name).model.card)
 
 
-KINDS: dict[str, tuple[type[Document], type[ApiAnswer], str]] = {
+KINDS: dict[str, tuple[type[Document], Any, str]] = {
     "/v1/completions": (CompletionRequest, CompletionAnswer, "Continue prompts."),
     "/v1/chat/completions": (ChatRequest, ChatAnswer, "Answer conversations."),
     "/v1/responses": (ResponsesRequest, ResponsesAnswer, "Answer conversations, in the form of responses."),
@@ -161,9 +161,9 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
     def route(path: str) -> None:
         kind, answer_kind, summary = KINDS[path]
 
-        async def endpoint(request: Request) -> Any:
+        async def endpoint(request: Request) -> Response:
             data = await read_json(request, MAX_BODY)
-            body = parsed(kind, data)
+            body: Any = parsed(kind, data)  # of a kind that has what `answer_kind` reads
             frontend = frontends.of(body.model)
             if frontends.separate_keys:
                 data["cache_salt"] = salt_of_key(request.headers.get("authorization", ""), body.cache_salt)
@@ -205,7 +205,7 @@ def salt_of_key(authorization: str, salt: str | None) -> str:
 
 
 def make_answer(
-    path: str, data: dict[str, Any], frontend: Frontend, answer_id: str, created: int | None = None
+    path: str, data: dict[str, object], frontend: Frontend, answer_id: str, created: int | None = None
 ) -> ApiAnswer:
     """Return the answer to a valid body.
 
@@ -214,7 +214,8 @@ def make_answer(
     if path not in KINDS:
         raise ApiError(404, _NOT_SERVED, "not_found")
     kind, answer_kind, _ = KINDS[path]
-    return answer_kind(parsed(kind, data), frontend, answer_id, created)
+    work: ApiAnswer = answer_kind(parsed(kind, data), frontend, answer_id, created)
+    return work
 
 
 def journalled(entry: Entry, frontend: Frontend) -> ApiAnswer:
@@ -222,7 +223,7 @@ def journalled(entry: Entry, frontend: Frontend) -> ApiAnswer:
     return make_answer(entry.path, entry.body, frontend, entry.answer_id, entry.created)
 
 
-def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend) -> Entry | None:
+def _entry(request: Request, path: str, data: dict[str, object], frontend: Frontend) -> Entry | None:
     """Return the journal's entry of a request with an Idempotency-Key; None without a key or a journal."""
     key = request.headers.get("idempotency-key")
     if key is None or frontend.journal is None:
@@ -257,7 +258,7 @@ def _add_tokens(api: FastAPI, described: Description, frontends: Frontends) -> N
     @api.post("/tokenize", summary="Tokenize a text or a conversation.", **described.route(Tokens, kinds))
     async def tokens(request: Request) -> Response:
         data = await read_json(request, MAX_BODY)
-        body = parsed(TokenizeChat if "messages" in data else TokenizePrompt, data)
+        body = parsed(TokenizeChat, data) if "messages" in data else parsed(TokenizePrompt, data)
         return JSONResponse(await asyncio.to_thread(tokenize, body, frontends.of(body.model).model))
 
     @api.post("/detokenize", summary="Turn tokens into text.", **described.route(DetokenizedText, DetokenizeRequest))
@@ -266,7 +267,7 @@ def _add_tokens(api: FastAPI, described: Description, frontends: Frontends) -> N
         return JSONResponse(await asyncio.to_thread(detokenize, body, frontends.of(body.model).model))
 
 
-def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[str, Any]:
+def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[str, object]:
     """Return the tokens of a text or of a conversation.
 
     A text gets special tokens unless the client switches them off.
@@ -279,7 +280,7 @@ def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[st
     return {"count": len(ids), "max_model_len": model.spec.longest_request, "tokens": ids, "token_strs": names}
 
 
-def detokenize(body: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
+def detokenize(body: DetokenizeRequest, model: ServedModel) -> dict[str, object]:
     """Return the text of tokens, including special tokens.
 
     Raises ApiError for an id outside the vocabulary; ids that only the tokenizer lacks have no text.

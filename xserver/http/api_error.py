@@ -1,7 +1,5 @@
 """Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`; no error repeats its input."""
 
-from typing import Any
-
 from starlette.responses import JSONResponse
 
 INVALID, RATE_LIMIT, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
@@ -24,7 +22,7 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """The error's document."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 

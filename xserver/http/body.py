@@ -3,7 +3,6 @@
 import asyncio
 import json
 import zlib
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -21,7 +20,7 @@ READ_S = 30.0
 """Seconds within which a body must arrive."""
 
 
-async def read_json(request: Request, max_bytes: int) -> Any:
+async def read_json(request: Request, max_bytes: int) -> dict[str, object]:
     """Return the JSON document of a request; ApiError if there is none, or if it exceeds the limits."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
@@ -74,7 +73,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(data)
 
 
-def parse(data: bytes) -> Any:
+def parse(data: bytes) -> dict[str, object]:
     """Parse a JSON document; ApiError for invalid JSON, for NaN and infinities, and for too deep nesting."""
     try:
         text = data.decode("utf-8")
@@ -116,7 +115,7 @@ def _depth(text: str) -> int:
     return most
 
 
-def _is_unicode(value: Any) -> bool:
+def _is_unicode(value: object) -> bool:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -124,7 +123,7 @@ def _is_unicode(value: Any) -> bool:
     return True
 
 
-def _refuse(_: str) -> Any:
+def _refuse(_: str) -> None:
     raise ValueError("not a number of JSON")
 
 

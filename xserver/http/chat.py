@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from xserver.admission.token_bounds import TokenBounds
 from xserver.http.answering import ApiAnswer
@@ -61,7 +60,7 @@ class ChatAnswer(ApiAnswer):
         self.add_choices(frontend, ids, frontend.limited(len(ids), most, param, "messages"), wanted)
         self._parsers = {choice.index: self.rules.parser() for choice in self.choices}
 
-    def choice(self, choice: Choice, text: str) -> dict[str, Any]:
+    def choice(self, choice: Choice, text: str) -> dict[str, object]:
         """Return the document of a complete choice."""
         parser = self.rules.parser()
         parts = [*parser.push(text), *parser.finish()]
@@ -70,10 +69,10 @@ class ChatAnswer(ApiAnswer):
         reason = _reason(choice.finish_reason, parser)
         return document | {"finish_reason": reason} | self._ids(choice.output.tokens[: choice.taken])
 
-    def _message(self, choice: Choice, parts: Sequence[MessagePart]) -> dict[str, Any]:
+    def _message(self, choice: Choice, parts: Sequence[MessagePart]) -> dict[str, object]:
         """Return the content, the calls and the reasoning of a complete message."""
         content = "".join(part for part in parts if isinstance(part, str))
-        message: dict[str, Any] = {"content": content}
+        message: dict[str, object] = {"content": content}
         calls = whole_calls([part for part in parts if isinstance(part, CallDelta)])
         if calls:
             message["content"] = content or None
@@ -84,7 +83,7 @@ class ChatAnswer(ApiAnswer):
             message["reasoning_content"] = "".join(part.text for part in parts if isinstance(part, Thought)) or None
         return message
 
-    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
+    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, object]]:
         """Yield the new parts, with the role before the first ones; then the end as a separate document."""
         parser = self._parsers[piece.choice.index]
         parts = [*parser.push(piece.text), *(parser.finish() if piece.finish_reason else ())]
@@ -101,17 +100,17 @@ class ChatAnswer(ApiAnswer):
             end = {"index": piece.choice.index, "delta": {}, "logprobs": None}
             yield end | {"finish_reason": _reason(piece.finish_reason, parser)}
 
-    def _delta(self, choice: Choice, parts: Sequence[MessagePart], deltas: Sequence[CallDelta]) -> dict[str, Any]:
+    def _delta(self, choice: Choice, parts: Sequence[MessagePart], deltas: Sequence[CallDelta]) -> dict[str, object]:
         """Return the additions to a message: the texts of parts, and the deltas of its calls."""
         content = "".join(part for part in parts if isinstance(part, str))
         thought = "".join(part.text for part in parts if isinstance(part, Thought))
         calls = [self._call_delta(choice, delta) for delta in deltas]
-        delta: dict[str, Any] = {"content": content} if content or not (thought or calls) else {}
+        delta: dict[str, object] = {"content": content} if content or not (thought or calls) else {}
         if thought:
             delta["reasoning_content"] = thought
         return delta | ({"tool_calls": calls} if calls else {})
 
-    def _call_delta(self, choice: Choice, part: CallDelta) -> dict[str, Any]:
+    def _call_delta(self, choice: Choice, part: CallDelta) -> dict[str, object]:
         if part.name is None:
             return {"index": part.index, "function": {"arguments": part.arguments}}
         return {"index": part.index} | call_document(self._call_id(choice, part.index), part.name, part.arguments)
@@ -120,8 +119,8 @@ class ChatAnswer(ApiAnswer):
         return call_id(self.id, choice.index, call, self.rules.tool_format)
 
     def document(
-        self, choices: list[dict[str, Any]], stream: bool = False, usage: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, choices: list[dict[str, object]], stream: bool = False, usage: dict[str, object] | None = None
+    ) -> dict[str, object]:
         """Return a response, or a chunk of a stream; the first has the prompt's ids if the request wants them."""
         document = super().document(choices, stream, usage)
         if self.body.return_token_ids and not self._ids_sent:
@@ -131,10 +130,10 @@ class ChatAnswer(ApiAnswer):
 
     _ids_sent = False
 
-    def _ids(self, tokens: Iterable[int]) -> dict[str, Any]:
+    def _ids(self, tokens: Iterable[int]) -> dict[str, object]:
         return {"token_ids": list(tokens)} if self.body.return_token_ids else {}
 
-    def _logprobs(self, entries: Sequence[TextLogProb]) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Sequence[TextLogProb]) -> dict[str, object] | None:
         return chat_logprobs(entries) if self.body.logprobs else None
 
 

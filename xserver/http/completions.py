@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from xserver.admission.token_bounds import TokenBounds
 from xserver.http.answering import ApiAnswer
@@ -31,11 +30,13 @@ class CompletionAnswer(ApiAnswer):
         return TokenBounds.of_prompts(self._given, frontend.model.longest_token, self.body.n or 1, most)
 
     @property
-    def _given(self) -> Sequence[Any]:
+    def _given(self) -> Sequence[str | Sequence[int]]:
         """The prompts as the body has them: texts or token ids."""
         prompt = self.body.prompt
-        alone = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
-        return [prompt] if alone else prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        tokens = [token for token in prompt if isinstance(token, int)]
+        return [tokens] if tokens else [each for each in prompt if not isinstance(each, int)]
 
     def prepare(self, frontend: Frontend) -> None:
         """Tokenize the prompts and make a choice for each of their `n` outputs."""
@@ -79,12 +80,12 @@ class CompletionAnswer(ApiAnswer):
                 raise invalid(f"'prompt' has a token id above {frontend.model.spec.vocab - 1}.", "prompt")
         return tokenized
 
-    def choice(self, choice: Choice, text: str) -> dict[str, Any]:
+    def choice(self, choice: Choice, text: str) -> dict[str, object]:
         """Return the document of a complete choice."""
         tokens = choice.output.tokens[: choice.taken]
         return self._choice(choice, text, choice.finish_reason, tokens, choice.logprobs, first=True)
 
-    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
+    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, object]]:
         """Yield one document with the text, if there is any."""
         echoed = first and self.body.echo
         if echoed or piece.text or piece.finish_reason or piece.logprobs or self.body.return_token_ids:
@@ -98,10 +99,10 @@ class CompletionAnswer(ApiAnswer):
         tokens: Sequence[int],
         logprobs: Sequence[TextLogProb],
         first: bool,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return the document of new results of a choice; with an echo, the prompt comes before the `first` of them."""
         echo = self._echoes[choice.index].text if self.body.echo else ""
-        document: dict[str, Any] = {"index": choice.index, "text": echo + text if first else text, "logprobs": None}
+        document: dict[str, object] = {"index": choice.index, "text": echo + text if first else text, "logprobs": None}
         if self.body.logprobs is not None:
             entries = [replace(entry, offset=entry.offset + len(echo)) for entry in logprobs]
             prompt = self._prompt_logprobs(choice) if first and self.body.echo else []

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,10 +25,10 @@ class Streamed(Protocol):
 
     last_event: ClassVar[bytes]
 
-    def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    def chunks(self) -> AsyncIterator[dict[str, object]]:
         """Yield the documents of the events."""
 
-    def event(self, document: dict[str, Any]) -> bytes:
+    def event(self, document: dict[str, object]) -> bytes:
         """Return a document's event."""
 
     def failure(self, error: ApiError) -> bytes:
@@ -105,7 +105,7 @@ class EventStream(Response):
         await self._put(send, streamed.last_event, more=False)
 
 
-def event(document: dict[str, Any]) -> bytes:
+def event(document: dict[str, object]) -> bytes:
     """Return one server-sent event."""
     return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 

@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
@@ -44,7 +44,7 @@ class Frontends:
         """Switches the models to another plan; None if there is no plan."""
         self.residency: Residency | None = None
         """Loads the models that requests need; None: all are loaded."""
-        self.followed: Callable[[], dict[str, Any]] | None = None
+        self.followed: Callable[[], dict[str, object]] | None = None
         """The answer of `GET /plan`; None if there is no plan."""
         self._by_name = {frontend.model.name: frontend for frontend in frontends}
         self.unrouted: Counts

@@ -50,7 +50,7 @@ class Choice:
         self._passed += len(text)
         return text, stopped
 
-    def give(self, ended: bool) -> slice:
+    def give(self, ended: bool) -> "slice[int, int, None]":
         """Return the slice of tokens whose text was returned; at the end, all remaining tokens.
 
         With log-probabilities, tokens whose text is held back are held back too, because a stop text may cut that text

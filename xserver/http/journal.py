@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from xcore.console import output
-from xcore.requests.engine_protocol import Ended
-from xcore.requests.request import Request
+from xcore.requests.engine_protocol import Ended, TokenLogProb
+from xcore.requests.request import FinishReason, Request
 from xserver.engines.engine_link import Output
 from xserver.http.api_error import SERVER, ApiError
 
@@ -37,7 +36,7 @@ class Entry:
     """The API path of the request."""
     asked: str
     """A hash of the original body."""
-    body: dict[str, Any]
+    body: dict[str, object]
     answer_id: str
     """The id of its answer, without the prefix of its path."""
     created: int
@@ -55,7 +54,7 @@ class Entry:
     """The task that reads it to its end."""
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The contents of its file."""
         tokens = None if self.ended_s is None else [o.tokens for o in self.outputs or ()]
         return {
@@ -89,7 +88,7 @@ class Journal:
         return [entry for entry in self.entries.values() if entry.accepted and entry.ended_s is None]
 
     def entry(
-        self, caller: str, key: str, path: str, body: dict[str, Any], seed: Callable[[], int], answer_id: str
+        self, caller: str, key: str, path: str, body: dict[str, object], seed: Callable[[], int], answer_id: str
     ) -> Entry:
         """Return the entry of a request: an existing one to join, or a new one, whose answer gets `answer_id`.
 
@@ -207,7 +206,11 @@ class Journal:
         self.entries[entry.name] = entry
 
 
-def _ended(tokens: list[int], reason: Any, logprobs: Any) -> Output:
+def _ended(
+    tokens: list[int],
+    reason: FinishReason,
+    logprobs: tuple[list[TokenLogProb], list[TokenLogProb]],
+) -> Output:
     """Return an output that ended before this process began."""
     own, prompts = logprobs
     request = Request("", (0,), max(1, len(tokens)))

@@ -3,7 +3,7 @@
 FastAPI can't derive them, because `xserver.http.body` reads the bodies.
 """
 
-from typing import Any
+from typing import TypedDict
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -16,6 +16,14 @@ _ADMIN_TOKEN = {"type": "apiKey", "in": "header", "name": "X-Admin-Token", "desc
 Models = type[BaseModel] | tuple[type[BaseModel], ...]
 
 
+class RouteArguments(TypedDict, total=False):
+    """Arguments of FastAPI's routes."""
+
+    responses: dict[int | str, dict[str, object]]
+    openapi_extra: dict[str, object]
+    status_code: int
+
+
 class Description:
     """Describes routes, and collects the schemas that they refer to."""
 
@@ -24,7 +32,7 @@ class Description:
         self._administered = False
 
     @property
-    def errors(self) -> dict[int | str, dict[str, Any]]:
+    def errors(self) -> dict[int | str, dict[str, object]]:
         """The errors of every route."""
         return {
             "4XX": {"description": "The request can't be answered.", "content": self._json(ErrorResponse)},
@@ -33,30 +41,31 @@ class Description:
 
     def route(
         self, answer: Models, body: Models | None = None, events: type[BaseModel] | None = None
-    ) -> dict[str, Any]:
+    ) -> RouteArguments:
         """Return the arguments of a route that returns an `answer` for a `body`, or a stream of `events`."""
         content = self._json(answer)
         if events is not None:
             content["text/event-stream"] = {"schema": {"description": "JSON events, then [DONE]."}}
             self._models.add(events)
-        route: dict[str, Any] = {"responses": {200: {"content": content, "description": "The answer."}}}
+        route: RouteArguments = {"responses": {200: {"content": content, "description": "The answer."}}}
         if body is not None:
             route["openapi_extra"] = {"requestBody": {"required": True, "content": self._json(body)}}
         return route
 
-    def administration(self, answer: Models, body: Models | None = None) -> dict[str, Any]:
+    def administration(self, answer: Models, body: Models | None = None) -> RouteArguments:
         """Return the arguments of a route for administrators that accepts a change and applies it later."""
         self._administered = True
         route = self.route(answer, body)
         route["responses"] = {202: route["responses"][200]}
-        route["openapi_extra"] = route.get("openapi_extra", {}) | {"security": [{"AdminToken": []}]}
-        return route | {"status_code": 202}
+        route["openapi_extra"] = {**route.get("openapi_extra", {}), "security": [{"AdminToken": []}]}
+        route["status_code"] = 202
+        return route
 
     def complete(self, api: FastAPI) -> None:
         """Add all schemas to the application's document."""
         made = api.openapi
 
-        def openapi() -> dict[str, Any]:
+        def openapi() -> dict[str, object]:
             document = made()
             ordered = sorted(self._models, key=lambda model: model.__name__)
             _, schemas = models_json_schema(
@@ -70,7 +79,7 @@ class Description:
 
         api.openapi = openapi  # type: ignore[method-assign]
 
-    def _json(self, models: Models) -> dict[str, Any]:
+    def _json(self, models: Models) -> dict[str, object]:
         several = models if isinstance(models, tuple) else (models,)
         self._models.update(several)
         refs = [{"$ref": _COMPONENTS + model.__name__} for model in several]

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from xcore.errors import InputError, refusing
 from xserver.http.api_error import ApiError, invalid
@@ -99,13 +98,13 @@ def _regex_of(text: str) -> str:
     return re.sub("[^0-9A-Za-z]", lambda found: rf"\x{{{ord(found[0]):x}}}", text)
 
 
-def _json(schema: dict[str, Any], model: ServedModel) -> str:
+def _json(schema: dict[str, object], model: ServedModel) -> str:
     """Return the Lark expression of JSON that follows a schema."""
     spaces = {} if model.json_whitespace else {"x-guidance": ONE_LINE}
     return f"%json {json.dumps(without_neutral(schema) | spaces)}"
 
 
-def _schema_of(wanted: ResponseFormat) -> dict[str, Any]:
+def _schema_of(wanted: ResponseFormat) -> dict[str, object]:
     if wanted.type == "json_object":
         return {"type": "object"}
     if wanted.json_schema is None or wanted.json_schema.json_schema is None:
@@ -113,7 +112,7 @@ def _schema_of(wanted: ResponseFormat) -> dict[str, Any]:
     return wanted.json_schema.json_schema
 
 
-def _document(schema: dict[str, Any] | str, param: str) -> dict[str, Any]:
+def _document(schema: dict[str, object] | str, param: str) -> dict[str, object]:
     """Return a schema that may be given as a text."""
     try:
         document = json.loads(schema) if isinstance(schema, str) else schema

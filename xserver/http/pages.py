@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -60,7 +59,7 @@ def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> Non
         return HTMLResponse(text, headers=headers | {"Referrer-Policy": "no-referrer"})
 
 
-def schedule_document(frontend: Frontend) -> dict[str, Any]:
+def schedule_document(frontend: Frontend) -> dict[str, object]:
     """Return the enforced, predicted and observed state; ApiError while there is no engine."""
     opened, monitor = frontend.link.opened, frontend.monitor
     if opened is None:
@@ -78,12 +77,12 @@ def schedule_document(frontend: Frontend) -> dict[str, Any]:
     }
 
 
-def _observed(frontend: Frontend) -> dict[str, Any]:
+def _observed(frontend: Frontend) -> dict[str, object]:
     scale = frontend.admission.scale if frontend.admission else None
     return {**frontend.monitor.observed.minute(time.monotonic()), "scale_of_predictions": scale}
 
 
-def status_document(frontend: Frontend, frontends: Frontends) -> dict[str, Any]:
+def status_document(frontend: Frontend, frontends: Frontends) -> dict[str, object]:
     """Return the status page's data for one of the server's models."""
     monitor, opened, now_s = frontend.monitor, frontend.link.opened, time.monotonic()
     predicted = monitor.predicted
@@ -124,15 +123,15 @@ def _state(frontend: Frontend) -> str:
     return "ready"
 
 
-def _rows(spans: "Sequence[Span]") -> list[dict[str, Any]]:
+def _rows(spans: "Sequence[Span]") -> list[dict[str, object]]:
     """Return the first devices, each with its spans.
 
     A span is (phase, start, duration, sequences), in seconds from the first start of all.
     """
     zero_s = min((span.start_s for span in spans), default=0.0)
-    rows: dict[int, list[list[Any]]] = {}
+    rows: dict[int, list[list[object]]] = {}
     for s in spans:
-        row = [s.phase, round(s.start_s - zero_s, 5), round(s.end_s - s.start_s, 5), s.sequences]
+        row: list[object] = [s.phase, round(s.start_s - zero_s, 5), round(s.end_s - s.start_s, 5), s.sequences]
         rows.setdefault(s.device, []).append(row)
     return [{"device": device, "spans": rows[device]} for device in sorted(rows)[:_MOST_DEVICES]]
 

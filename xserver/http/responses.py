@@ -1,10 +1,13 @@
 """Response bodies, as described by /openapi.json; tests validate all responses against them."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+Json = dict[str, object]
 
 
 class Returned(BaseModel):
@@ -222,19 +225,19 @@ class ResponseDocument(Returned):
     max_output_tokens: int | None
     max_tool_calls: None
     model: str
-    output: list[dict[str, Any]] = Field(description="Items of the types message, function_call and reasoning.")
+    output: list[Json] = Field(description="Items of the types message, function_call and reasoning.")
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, str | None]
     store: Literal[False]
     temperature: float
-    text: dict[str, Any]
+    text: Json
     tool_choice: str | dict[str, str]
-    tools: list[dict[str, Any]]
+    tools: list[Json]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
-    usage: dict[str, Any] | None
+    usage: Json | None
     user: str | None
     completed_at: int | None
     prompt_cache_key: str | None
@@ -244,7 +247,7 @@ class ResponseDocument(Returned):
     prompt_cache_diagnostics: None
     service_tier: None
     moderation: None
-    metadata: dict[str, Any]
+    metadata: Json
 
 
 class ResponseEvent(Returned):
@@ -291,24 +294,24 @@ class Draining(Returned):
 class PredictedState(Returned):
     """Predictions for a schedule."""
 
-    steady_state: dict[str, Any] | None = Field(description="Throughput and latencies; null until it is computed.")
+    steady_state: Json | None = Field(description="Throughput and latencies; null until it is computed.")
     batch_size: dict[str, float] = Field(description="Sequences of a micro-batch, by phase.")
 
 
 class EnforcedSchedule(Returned):
     """The answer of `GET /schedule`."""
 
-    schedule: dict[str, Any] = Field(description="The enforced schedule.")
+    schedule: Json = Field(description="The enforced schedule.")
     goodput_seq_s: float | None = Field(description="Requests/s within the bound, as predicted.")
     assumptions: list[str]
     predicted: PredictedState
-    observed: dict[str, Any] = Field(description="Observations of the last minute.")
+    observed: Json = Field(description="Observations of the last minute.")
 
 
 class FollowedPlan(Returned):
     """The answer of `GET /plan`."""
 
-    plan: dict[str, Any] = Field(description="The followed plan.")
+    plan: Json = Field(description="The followed plan.")
     watched_seq_s: dict[str, float] | None = Field(
         description="Rates by model against which drift is measured; null for a fixed plan."
     )

@@ -40,7 +40,7 @@ class ResponsesAnswer(ChatAnswer):
         with _own_params():
             super().prepare(frontend)
 
-    def whole(self, texts: dict[int, str]) -> dict[str, Any]:
+    def whole(self, texts: dict[int, str]) -> dict[str, object]:
         """Return the complete response."""
         (choice,) = self.choices
         parser = self.rules.parser()
@@ -50,12 +50,12 @@ class ResponsesAnswer(ChatAnswer):
         list(output.end())
         return self._response(output.items, choice.finish_reason)
 
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self) -> AsyncIterator[dict[str, object]]:
         """Yield the stream's events, numbered."""
         async for event in self._events():
             yield self._numbered(event)
 
-    async def _events(self) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self) -> AsyncIterator[dict[str, object]]:
         (choice,) = self.choices
         output, parser = ResponseOutput(self, choice), self.rules.parser()
         begun = self._response([], None)
@@ -70,7 +70,7 @@ class ResponsesAnswer(ChatAnswer):
         ended = self._response(output.items, choice.finish_reason)
         yield {"type": f"response.{ended['status']}", "response": ended}
 
-    def event(self, document: dict[str, Any]) -> bytes:
+    def event(self, document: dict[str, object]) -> bytes:
         """Return an event of the stream, with its type."""
         data = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
         return f"event: {document['type']}\ndata: {data}\n\n".encode()
@@ -82,11 +82,11 @@ class ResponsesAnswer(ChatAnswer):
 
     last_event = b""
 
-    def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
+    def _numbered(self, event: dict[str, object]) -> dict[str, object]:
         self._number += 1
         return event | {"sequence_number": self._number - 1}
 
-    def _response(self, items: list[Item], reason: str | None) -> dict[str, Any]:
+    def _response(self, items: list[Item], reason: str | None) -> dict[str, object]:
         """Return the response so far; `reason` None: it is in progress."""
         asked = self.asked
         status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
@@ -125,7 +125,7 @@ class ResponsesAnswer(ChatAnswer):
             "metadata": asked.metadata or {},
         }
 
-    def _usage(self, items: list[Item]) -> dict[str, Any]:
+    def _usage(self, items: list[Item]) -> dict[str, object]:
         """Return the numbers of tokens; reasoning tokens are counted by tokenizing its text again."""
         thoughts = "".join(part["text"] for item in items if item["type"] == "reasoning" for part in item["content"])
         generated = self.choices[0].taken
@@ -159,7 +159,7 @@ class ResponseOutput:
         self._open: Item | None = None
         self._calls = 0
 
-    def add(self, part: MessagePart) -> Iterator[dict[str, Any]]:
+    def add(self, part: MessagePart) -> Iterator[dict[str, object]]:
         """Add a part of the message; yield its events."""
         if isinstance(part, CallDelta):
             if part.name is not None:
@@ -179,7 +179,7 @@ class ResponseOutput:
         self._open["content"][0]["text"] += text
         yield self._text_event("delta", delta=text)
 
-    def end(self) -> Iterator[dict[str, Any]]:
+    def end(self) -> Iterator[dict[str, object]]:
         """End the item that is open; yield its events."""
         item = self._open
         if item is None:
@@ -198,7 +198,7 @@ class ResponseOutput:
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
         self._open = None
 
-    def _begin(self, item: Item) -> Iterator[dict[str, Any]]:
+    def _begin(self, item: Item) -> Iterator[dict[str, object]]:
         self.items.append(item)
         self._open = item
         shown = item | ({"content": []} if "content" in item else {})
@@ -221,17 +221,17 @@ class ResponseOutput:
         call = {"call_id": identity, "name": part.name, "arguments": ""}
         return {"id": self._id("fc"), "type": "function_call", "status": "in_progress", **call}
 
-    def _event(self, event_type: str, /, **values: Any) -> dict[str, Any]:
+    def _event(self, event_type: str, /, **values: object) -> dict[str, object]:
         assert self._open
         return {"type": event_type, "item_id": self._open["id"], "output_index": len(self.items) - 1, **values}
 
-    def _text_event(self, state: str, **values: Any) -> dict[str, Any]:
+    def _text_event(self, state: str, **values: object) -> dict[str, object]:
         assert self._open
         if self._open["type"] == "reasoning":
             return self._event(f"response.reasoning_text.{state}", content_index=0, **values)
         return self._event(f"response.output_text.{state}", content_index=0, logprobs=[], **values)
 
-    def _part_event(self, state: str) -> Iterator[dict[str, Any]]:
+    def _part_event(self, state: str) -> Iterator[dict[str, object]]:
         assert self._open
         part = dict(self._open["content"][0])
         yield self._event(f"response.content_part.{state}", content_index=0, part=part)

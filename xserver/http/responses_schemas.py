@@ -26,8 +26,8 @@ class ContentPart(Document):
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
-    annotations: list[Any] | None = Field(None, description="Has no effect.")
-    logprobs: list[Any] | None = Field(None, description="Has no effect.")
+    annotations: list[object] | None = Field(None, description="Has no effect.")
+    logprobs: list[object] | None = Field(None, description="Has no effect.")
 
 
 Texts = str | list[ContentPart]
@@ -70,7 +70,7 @@ class TextFormat(Document):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    json_schema: dict[str, object] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -115,14 +115,14 @@ class ResponsesRequest(Document):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = Field(None, description="Responses are never kept: answered as false.")
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, object] | None = None
     user: str | None = Field(None, description="Has no effect.")
     service_tier: str | None = Field(None, description="Has no effect.")
     safety_identifier: str | None = Field(None, description="Has no effect.")
     cache_salt: Salt = None
     prompt_cache_key: str | None = Field(None, description="Has no effect.")
     prompt_cache_retention: str | None = Field(None, description="Has no effect.")
-    prompt_cache_options: dict[str, Any] | None = Field(None, description="Has no effect.")
+    prompt_cache_options: dict[str, object] | None = Field(None, description="Has no effect.")
 
 
 def chat_of(body: ResponsesRequest) -> ChatRequest:
@@ -137,7 +137,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise invalid(f"'input' makes {len(messages)} messages: it must make 1 to {MAX_MESSAGES}.", "input")
     wanted = body.text.format if body.text else None
-    chat: dict[str, Any] = {
+    chat: dict[str, object] = {
         "model": body.model,
         "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
@@ -155,8 +155,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "cache_salt": body.cache_salt,
         "metadata": body.metadata,
     }
-    made: ChatRequest = parsed(ChatRequest, chat)
-    return made
+    return parsed(ChatRequest, chat)
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -208,18 +207,18 @@ def _text(content: Texts) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _tool(tool: ResponseTool) -> dict[str, Any]:
+def _tool(tool: ResponseTool) -> dict[str, object]:
     function = tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
     return {"type": "function", "function": function}
 
 
-def _choice(choice: str | ChosenTool | None) -> Any:
+def _choice(choice: str | ChosenTool | None) -> object:
     if isinstance(choice, ChosenTool):
         return NamedTool.model_validate({"type": "function", "function": {"name": choice.name}}).model_dump()
     return choice
 
 
-def _format(wanted: TextFormat) -> dict[str, Any]:
+def _format(wanted: TextFormat) -> dict[str, object]:
     if wanted.type != "json_schema":
         return {"type": wanted.type}
     if wanted.json_schema is None:

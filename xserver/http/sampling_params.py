@@ -3,10 +3,10 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from xcore.requests.request import Request
 from xcore.requests.requests import LATEST_S
+from xcore.traces.labels import Labels
 from xcore.traces.trace import LABELS
 from xserver.http.api_error import invalid
 from xserver.http.schemas import Sampled
@@ -60,6 +60,7 @@ def requests_of(
         raise invalid(f"'stop_token_ids' has a token id above {vocab - 1}.", "stop_token_ids")
     seed = random_seed() if body.seed is None else body.seed
     n, temperature = body.n or 1, 1.0 if body.temperature is None else body.temperature
+    labels = _run_labels(body.metadata or {})
     common = Request(
         id="",
         prompt_ids=tuple(prompt_ids),
@@ -80,7 +81,10 @@ def requests_of(
         prompt_logprobs=wanted.prompt_logprobs,
         cache_salt=body.cache_salt,
         client=client,
-        **_run_labels(body.metadata or {}),
+        application=labels.application,
+        run=labels.run,
+        unit=labels.unit,
+        deadline_s=labels.deadline_s,
     )
     return [replace(common, seed=_mixed(seed, place * n + i)) for i in range(n)]
 
@@ -96,9 +100,9 @@ def _mixed(seed: int, index: int) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
-def _run_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _run_labels(metadata: Mapping[str, object]) -> Labels:
     """Return the labels of an application's run in a request's metadata, as far as it has any."""
-    labels: dict[str, Any] = {}
+    labels: dict[str, str] = {}
     for key in LABELS[1:]:
         value = metadata.get(key)
         if value is None:
@@ -108,9 +112,9 @@ def _run_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
                 f"'metadata' has a '{key}' that is not a text of 1 to {_LONGEST_LABEL} characters.", "metadata"
             )
         labels[key] = value
-    if "deadline_s" in labels:
-        labels["deadline_s"] = _seconds(labels["deadline_s"])
-    return labels
+    deadline = labels.pop("deadline_s", None)
+    deadline_s = None if deadline is None else _seconds(deadline)
+    return Labels(**labels, client=None, deadline_s=deadline_s, after_s=None)
 
 
 def _seconds(text: str) -> float:

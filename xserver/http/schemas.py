@@ -1,9 +1,10 @@
 """Request bodies of completions, chat completions and tokenization; `null` is the same as absent."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
@@ -33,7 +34,7 @@ _TYPES = {
 """The names of types, where a key takes several."""
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     """Convert JSON's 1.0 to the integer 1."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -59,7 +60,7 @@ class Document(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_empty(cls, data: Any) -> Any:
+    def _drop_empty(cls, data: object) -> object:
         """Drop nulls, and unknown keys with empty values: clients return messages as other servers sent them."""
         if not isinstance(data, dict):
             return data
@@ -67,6 +68,9 @@ class Document(BaseModel):
         return {
             key: value for key, value in data.items() if not (is_empty(value) and (value is None or key not in known))
         }
+
+
+DocumentT = TypeVar("DocumentT", bound=Document)
 
 
 class StreamOptions(Document):
@@ -82,7 +86,7 @@ class JsonSchema(Document):
 
     name: str
     description: str | None = None
-    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    json_schema: dict[str, object] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -96,7 +100,7 @@ class ResponseFormat(Document):
 class StructuredOutputs(Document):
     """vLLM's constraints on the output, one of them."""
 
-    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
+    json_schema: dict[str, object] | str | None = Field(None, alias="json")
     regex: str | None = Field(None, max_length=65536)
     choice: Annotated[list[str], Field(min_length=1, max_length=4096)] | None = None
     grammar: str | None = Field(None, max_length=65536)
@@ -127,7 +131,7 @@ class Sampled(Document):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: dict[str, object] | str | None = None
     guided_regex: str | None = Field(None, max_length=65536)
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=4096)] | None = None
     guided_grammar: str | None = Field(None, max_length=65536)
@@ -135,7 +139,7 @@ class Sampled(Document):
     cache_salt: Salt = None
     priority: Whole | None = Field(None, description="Has no effect.")
     user: str | None = Field(None, description="Has no effect.")
-    metadata: dict[str, Any] | None = Field(
+    metadata: dict[str, object] | None = Field(
         None, description="Its texts application, run, unit and deadline_s place a request in an application's run."
     )
     store: bool | None = Field(None, description="Has no effect.")
@@ -143,7 +147,7 @@ class Sampled(Document):
     safety_identifier: str | None = Field(None, description="Has no effect.")
     prompt_cache_key: str | None = Field(None, description="Has no effect.")
     prompt_cache_retention: str | None = Field(None, description="Has no effect.")
-    prompt_cache_options: dict[str, Any] | None = Field(None, description="Has no effect.")
+    prompt_cache_options: dict[str, object] | None = Field(None, description="Has no effect.")
 
 
 class CompletionRequest(Sampled):
@@ -160,7 +164,7 @@ class TextPart(Document):
 
     type: Literal["text"]
     text: str
-    cache_control: dict[str, Any] | None = Field(None, description="Has no effect.")
+    cache_control: dict[str, object] | None = Field(None, description="Has no effect.")
 
 
 class CalledFunction(Document):
@@ -189,8 +193,8 @@ class Message(Document):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: str | None = None
-    annotations: list[Any] | None = Field(None, description="Has no effect.")
-    cache_control: dict[str, Any] | None = Field(None, description="Has no effect.")
+    annotations: list[object] | None = Field(None, description="Has no effect.")
+    cache_control: dict[str, object] | None = Field(None, description="Has no effect.")
 
     @model_validator(mode="after")
     def _check(self) -> "Message":
@@ -211,7 +215,7 @@ class Conversation(Document):
     messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
     reasoning_effort: str | None = Field(None, max_length=64, description="A variable of the chat template.")
 
 
@@ -220,7 +224,7 @@ class FunctionTool(Document):
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     strict: bool | None = None
 
 
@@ -288,7 +292,7 @@ class PlanToFollow(RootModel[Plan]):
     """The body of `POST /plan`: a file written by `exegpt plan`. Only for /openapi.json; read like a file."""
 
 
-def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
+def parsed(kind: type[DocumentT], data: dict[str, object]) -> DocumentT:
     """Return a body as a `kind`; ApiError names the first wrong key, and never repeats its value."""
     if kind.endpoint:
         data = without_neutral_keys(kind.endpoint, data)
@@ -298,7 +302,7 @@ def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
         raise _problem(error.errors(include_input=False, include_url=False, include_context=False), data) from None
 
 
-def _problem(details: Sequence[Any], data: dict[str, Any]) -> ApiError:
+def _problem(details: Sequence[ErrorDetails], data: dict[str, object]) -> ApiError:
     """Return the error of a body: the error of the wrong element, also if a key takes several types."""
     first = details[0]["loc"][:1]
     places = [
@@ -319,17 +323,22 @@ def _problem(details: Sequence[Any], data: dict[str, Any]) -> ApiError:
     return invalid(f"'{where}' {why}.", param, code)
 
 
-def _place(loc: Sequence[int | str], missing: bool, data: Any) -> tuple[int | str, ...]:
+def _place(loc: Sequence[int | str], missing: bool, data: object) -> tuple[int | str, ...]:
     """Return the keys and indices of an error's place, without the names of types that pydantic puts between them.
 
     With `missing`, the last one is a key that isn't there.
     """
     place: list[int | str] = []
     for i, part in enumerate(loc):
-        inside = part in data if isinstance(data, dict) else isinstance(part, int) and isinstance(data, list)
+        if isinstance(data, dict):
+            inside, within = part in data, data.get(part)
+        elif isinstance(data, list) and isinstance(part, int):
+            inside, within = True, data[part]
+        else:
+            inside, within = False, None
         if inside or i == 0:
             place.append(part)
-            data = data[part] if inside else None
+            data = within
         elif missing and i == len(loc) - 1:
             place.append(part)
     return tuple(place)

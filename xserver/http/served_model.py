@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from xcore.document import read_json
 from xcore.errors import InputError
@@ -21,6 +21,10 @@ from xserver.text.message_parts import Reasoning, reasoning_named
 from xserver.text.token_bytes import TokenBytes
 from xserver.text.tool_calls import ToolFormat, format_named, format_of_template
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
 _SHOWN = 300
 """Maximum characters of another library's error in an answer to a client."""
 
@@ -32,8 +36,7 @@ class ServedModel:
     name: str
     directory: Path
     spec: ModelSpec
-    tokenizer: Any
-    """None if the directory has no tokenizer: prompts are then token ids, and outputs have no text."""
+    tokenizer: "Tokenizer"
     created: int
     chat_template: ChatTemplate | None = None
     tool_format: ToolFormat | None = None
@@ -66,7 +69,7 @@ class ServedModel:
         )
 
     @property
-    def card(self) -> dict[str, Any]:
+    def card(self) -> dict[str, object]:
         """The model's card."""
         return {
             "id": self.name,
@@ -98,7 +101,7 @@ class ServedModel:
 
         It does so for the tokenizer's special tokens, and for all added tokens in angle brackets.
         """
-        token: int | None = self.tokenizer.token_to_id(text)
+        token = self.tokenizer.token_to_id(text)
         if token is None or token not in self.tokenizer.get_added_tokens_decoder():
             return None
         return token if self.token_bytes.special(token) or (text[:1] == "<" and text[-1:] == ">") else None
@@ -156,7 +159,7 @@ class ServedModel:
             why = str(error).partition(" has a grammar, and ")[2]
             raise invalid(f"The format of the output is not supported: {why[:_SHOWN]}", param) from None
 
-    def config(self, file: str) -> dict[str, Any]:
+    def config(self, file: str) -> dict[str, object]:
         """Read a JSON file of the directory; empty if it doesn't exist."""
         path = self.directory / file
         document = read_json(path) if path.is_file() else {}

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from xserver.http.api_error import invalid
 from xserver.http.output_format import OutputFormat, thinking_of
@@ -108,6 +107,6 @@ def whole_calls(deltas: Sequence[CallDelta]) -> list[tuple[str, str]]:
     return [(name, arguments) for name, arguments in calls.values()]
 
 
-def call_document(identity: str, name: str, arguments: str) -> dict[str, Any]:
+def call_document(identity: str, name: str, arguments: str) -> dict[str, object]:
     """Return a call in the form of messages."""
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}

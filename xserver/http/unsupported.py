@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from xserver.http.api_error import invalid
 
@@ -15,7 +14,7 @@ class Unsupported:
 
     key: str
     endpoints: tuple[str, ...]
-    neutral: tuple[Any, ...] = ()
+    neutral: tuple[object, ...] = ()
 
 
 _ALL = (COMPLETIONS, CHAT, RESPONSES)
@@ -61,12 +60,12 @@ _REASONS = {
 }
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: object) -> bool:
     """Return whether a value asks for nothing, for any key: null, false, and empty texts, lists and objects."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
-def without_neutral_keys(endpoint: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def without_neutral_keys(endpoint: str, data: Mapping[str, object]) -> dict[str, object]:
     """Return a body without an endpoint's unsupported keys; ApiError if one has a value that asks for something."""
     dropped = set()
     for entry in UNSUPPORTED:
@@ -80,6 +79,6 @@ def without_neutral_keys(endpoint: str, data: Mapping[str, Any]) -> dict[str, An
     return {key: value for key, value in data.items() if key not in dropped}
 
 
-def _same(value: Any, neutral: Any) -> bool:
+def _same(value: object, neutral: object) -> bool:
     """Return whether two values are equal; true is no number."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from xcore.requests.engine_protocol import Stepped
 from xcore.specs.request_times import percentiles
@@ -73,7 +72,7 @@ class Observed:
                 sums[0], sums[1] = sums[0] + count, sums[1] + sequences
         return {phase: sequences / count for phase, (count, sequences) in total.items() if phase != "overhead"}
 
-    def minute(self, now_s: float) -> dict[str, Any]:
+    def minute(self, now_s: float) -> dict[str, object]:
         """Return the results of the last minute.
 
         They cover accepted and answered requests, except for the counts of other outcomes.
@@ -102,7 +101,7 @@ class Observed:
         whole = (a for a in self._answers if a.outcome == "answered" and a.kind in ("usual", "long"))
         return tuple(a.latency_s for a in whole if a.ended_s - a.latency_s >= since_s)
 
-    def series(self, now_s: float) -> dict[str, list[list[Any]]]:
+    def series(self, now_s: float) -> dict[str, list[list[object]]]:
         """Return the series for charts.
 
         `tokens`: (seconds ago, output tokens) by second. `requests`: (seconds ago, latency, class, whether the bound

@@ -52,7 +52,11 @@ def _raise(message: object) -> None:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -148,12 +152,12 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool,
         continue_final_message: bool,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         longest: int,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> str:
         """Return the prompt of a conversation, with at most `longest` characters; `tools` may be called in it.
 
@@ -163,9 +167,9 @@ class ChatTemplate:
         reserved = next((name for name in options if name in self._reserved or name.startswith("_")), None)
         if reserved is not None:
             raise invalid("'chat_template_kwargs' has a reserved name.", "chat_template_kwargs")
-        conversation = [dict(message) for message in messages]
+        conversation, last = [dict(message) for message in messages], str(messages[-1]["content"])
         if continue_final_message:
-            conversation[-1]["content"] += _MARK
+            conversation[-1]["content"] = last + _MARK
         names = {
             **self._special_tokens,
             **options,
@@ -175,9 +179,9 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         text = self._rendered(names, longest)
-        return _until_mark(text, messages[-1]["content"]) if continue_final_message else text
+        return _until_mark(text, last) if continue_final_message else text
 
-    def _rendered(self, names: dict[str, Any], longest: int) -> str:
+    def _rendered(self, names: dict[str, object], longest: int) -> str:
         pieces, size, until = [], 0, time.monotonic() + _MOST_S
         try:
             for piece in self._template.generate(names | {_UNTIL: until}):
@@ -206,7 +210,7 @@ def _until_mark(text: str, last: str) -> str:
     return text[:place] if kept else text[:place].rstrip()
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     """Return the tokens by name; the config holds them as texts or as documents with a `content`."""
     tokens = {}
     for name in SPECIAL_TOKENS:
@@ -217,7 +221,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     value = read_json(path)

@@ -41,7 +41,7 @@ def prompt_of(body: Conversation, model: ServedModel, tools: Sequence[Tool] = ()
     return model.chat_template.render(messages, begins, continues, options, model.longest_text, documents)
 
 
-def _rendered(message: Message) -> dict[str, Any]:
+def _rendered(message: Message) -> dict[str, object]:
     """Return a message for templates: `developer` becomes `system`, parts become one text, arguments an object."""
     parts = message.content or ""
     text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
@@ -63,7 +63,7 @@ def _rendered(message: Message) -> dict[str, Any]:
     return {"role": role, "content": text} | {key: value for key, value in named.items() if value is not None}
 
 
-def _arguments(text: str) -> Any:
+def _arguments(text: str) -> object:
     """Return a call's arguments as templates expect them: an object, or the text if it isn't an object."""
     try:
         arguments = json.loads(text) if text.strip() else {}
@@ -72,7 +72,9 @@ def _arguments(text: str) -> Any:
     return arguments if isinstance(arguments, dict) else text
 
 
-def _without_tools(messages: Iterable[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+def _without_tools(
+    messages: Iterable[dict[str, Any]], tools: Sequence[dict[str, object]]
+) -> Iterable[dict[str, object]]:
     """Yield a conversation for a template without tools: tools, calls and results become texts of other messages."""
     described = _TOOLS_TEXT + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     results: list[str] = []

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from xcore.requests.engine_protocol import TokenLogProb
 from xserver.text.output_text import OutputText
@@ -73,10 +72,10 @@ class PromptText:
         return entries
 
 
-def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, Any]:
+def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, object]:
     """Return the `logprobs` of a chat completion's choice."""
 
-    def document(data: bytes, logprob: float | None) -> dict[str, Any]:
+    def document(data: bytes, logprob: float | None) -> dict[str, object]:
         return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
 
     content = [
@@ -86,7 +85,7 @@ def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Sequence[TextLogProb]) -> dict[str, Any]:
+def completion_logprobs(entries: Sequence[TextLogProb]) -> dict[str, object]:
     """Return the `logprobs` of a completion's choice.
 
     If tokens have the same text, the map keeps the likeliest of them. It also has the sampled token.

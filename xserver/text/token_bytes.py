@@ -2,7 +2,11 @@
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 _BYTE_TOKEN = len("<0x00>")
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
@@ -18,7 +22,7 @@ class TokenBytes:
     All tokens of a byte-level tokenizer stand for bytes. With byte fallback, tokens such as `<0xE4>` do.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: "Tokenizer"):
         self.tokenizer = tokenizer
         decoder = tokenizer.decoder
         state = json.loads(decoder.__getstate__()) if decoder is not None else {"type": ""}

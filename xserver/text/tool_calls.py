@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from xcore.errors import InputError
 
@@ -259,13 +259,13 @@ def _text_of(quoted: str) -> str | None:
 def _call_of(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments' JSON of a call's object; None if it isn't a call."""
     try:
-        document: Any = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return None
     name = document.get("name") if isinstance(document, dict) else None
     if not isinstance(name, str):
         return None
-    given: Any = next((document[key] for key in ("arguments", "parameters") if key in document), {})
+    given: object = next((document[key] for key in ("arguments", "parameters") if key in document), {})
     if isinstance(given, str):
         return name, given
     return name, json.dumps({} if given is None else given, ensure_ascii=False)

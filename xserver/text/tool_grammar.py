@@ -2,9 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from xserver.text.tool_calls import ToolFormat
 
@@ -26,29 +25,32 @@ class Tool:
 
     name: str
     description: str | None
-    parameters: dict[str, Any] | None
+    parameters: dict[str, object] | None
     """A JSON schema of an object; None: no arguments."""
     strict: bool = False
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The tool as chat templates expect it."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, object]:
         """The schema of its arguments, on one line; unless the tool is strict, keys without support are ignored."""
-        schema: dict[str, Any] = without_neutral(self.parameters or {"type": "object", "properties": {}})
+        schema = without_neutral(self.parameters or {"type": "object", "properties": {}})
         return {"type": "object"} | schema | {"x-guidance": ONE_LINE | ({} if self.strict else {"lenient": True})}
 
 
-def without_neutral(schema: Any) -> Any:
+def without_neutral(schema: Mapping[str, object]) -> dict[str, object]:
     """Return a schema without `uniqueItems: false`, which has no effect and which llguidance doesn't support."""
-    if isinstance(schema, dict):
-        kept = {key: value for key, value in schema.items() if not (key == "uniqueItems" and value is False)}
-        return {key: without_neutral(value) for key, value in kept.items()}
-    return [without_neutral(value) for value in schema] if isinstance(schema, list) else schema
+    return {key: _within(value) for key, value in schema.items() if not (key == "uniqueItems" and value is False)}
+
+
+def _within(value: object) -> object:
+    if isinstance(value, dict):
+        return without_neutral(value)
+    return [_within(each) for each in value] if isinstance(value, list) else value
 
 
 def tool_grammar(

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.steady.occupancy import RESERVED, Pool
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
 
-Controls = Mapping[str, Any]
-"""A policy's control variables by name, with `admission`, `kv_blocks` and `block_size` where they are known."""
+Controls = Mapping[str, int]
+"""The variables of a policy that are set, by name, with `kv_blocks`, `block_size`, and `grows` (admission *grow*)."""
 Steady = Callable[[Controls], Outcome]
 """A policy's steady state in one scenario, as a function of its control variables."""
 
@@ -27,9 +26,7 @@ class ClosedForm:
 
 def pool_of(controls: Controls) -> Pool:
     """Return a schedule's cache; for a search point without a cache, the blocks that its residents need."""
-    if controls.get("admission", "reserve") == "reserve":
-        return RESERVED
-    return Pool(True, blocks_of(controls))
+    return Pool(True, blocks_of(controls)) if controls.get("grows") else RESERVED
 
 
 def blocks_of(controls: Controls) -> int | None:

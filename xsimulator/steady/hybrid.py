@@ -8,7 +8,7 @@ from xsimulator.steady.static import outcome
 
 def _steady(scenario: Scenario) -> Steady:
     return lambda controls: outcome(
-        scenario, controls["encode_batch"], controls.get("encode_micro_batches"), controls["micro_batches"]
+        scenario, controls["encode_batch"], controls.get("encode_micro_batches"), controls.get("micro_batches")
     )
 
 

@@ -66,9 +66,10 @@ def test_an_encoder_decoders_output_is_computed_again_in_one_pass():
     batch, receivers = assemble(MicroBatch(0, (), (sequence,)))
     assert batch.tokens.tolist() == [1, 50, 51, 52] and batch.positions.tolist() == [10, 11, 12, 13]
     assert batch.slots.tolist() == [7 * 16 + n for n in (10, 11, 12, 13)] and batch.rows.tolist() == [3]
-    ((begin, end, tables, offsets, contexts, starts),) = batch.attention
-    assert (begin, end) == (0, 4) and tables.tolist() == [[7, 3, 5]] and offsets.tolist() == [0, 4]
-    assert contexts.tolist() == [14] and starts.tolist() == [10] and len(receivers) == batch.new_tokens == 1
+    (part,) = batch.attention
+    assert (part.begin, part.end) == (0, 4)
+    assert [array.tolist() for array in part.arrays] == [[[7, 3, 5]], [0, 4], [14], [10]]
+    assert len(receivers) == batch.new_tokens == 1
 
 
 def test_a_stage_waits_for_outputs_of_an_encoder_into_any_block_of_a_decoding_sequence():
