@@ -43,7 +43,7 @@ def test_what_is_counted():
     assert "1 of 3" in first and "3 of 3" in spatial and "1 of 2" in temporal and "1 of 2" in sign
     assert all(len(row) == len(sums.columns) for row in sums.rows)
     assert sums.rows[2] == ("0.9 × 0.5", "12", "12", "8", "10", "10", "9"), "as the columns stand"
-    assert in_time.rows[0] == ("0.7 × 1.0", "muxserve", "25.0", "25.0", "28.0", "28.0", "34.0", "34.0", "100×", "100×")
+    assert in_time.rows[0] == ("0.7 × 1.0", "muxserve", "25.0", "25.0", "28.0", "28.0", "34.0", "34.0", "–", "–")
     assert in_time.notes[0] == "Off by 1.3 points on average, at most 4.0." and "in 18 of 18" in in_time.notes[1]
     assert sums.notes == ("muxserve: +0.0% to +0.0%.", "temporal: +0.0% to +25.0%.", "spatial: -10.0% to +0.0%.")
 
