@@ -320,7 +320,7 @@ def _parts(
     options: AttentionOptions = {}
     if isinstance(model, EncoderDecoder):
         options = {"causal": False, "scale": 1.0, "bias": model.encoder_bias}
-    calls: dict[str, Callable[..., Timing | None]] = {
+    calls: dict[str, Callable[[int], Timing | None] | Callable[[int, int], Timing | None]] = {
         "rest": lambda tokens: time(layer_pass(model, tokens), reuse.layers(tokens)),
         "encoder_rest": lambda tokens: time(layer_pass(model, tokens, encoder=True), reuse.layers(tokens)),
         "cross_projection": lambda tokens: time(_cross_projection(model, tokens), reuse.layers(tokens)),

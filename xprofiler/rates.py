@@ -37,6 +37,10 @@ a profile, which computes without a pause.
 """
 
 
+Work = Callable[[float], tuple[float, float]] | Callable[[float, float], tuple[float, float]]
+"""FLOPs and bytes by one or two coordinates."""
+
+
 @dataclass(frozen=True)
 class Slowdown:
     """The machine's times divided by those of its profile."""
@@ -162,12 +166,13 @@ class _Scale:
         states = float(sum(n + k for n, k in shapes))
         return self._points(table, lambda rows: (2.0 * rows * weights, (weights + rows * states) * self.width), read)
 
-    def _points(self, table: Table, work: Callable[..., tuple[float, float]], read: float | None = None) -> Table:
+    def _points(self, table: Table, work: Work, read: float | None = None) -> Table:
         """Return a scaled table; `work` gives FLOPs and bytes by coordinates.
 
         `read` is the slowdown of reading the table's data; None: the slowdown of reading layers.
         """
-        factors = [self._factor(*work(*at), read or self.slowdown.read) for at in itertools.product(*table.points)]
+        works = itertools.starmap(work, itertools.product(*table.points))
+        factors = [self._factor(flops, moved, read or self.slowdown.read) for flops, moved in works]
         return replace(table, values=tuple(v * f for v, f in zip(table.values, factors, strict=True)))
 
     def _factor(self, flops: float, moved: float, read: float) -> float:

@@ -29,8 +29,12 @@ _LENGTHS = (1.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0
 _BYTES = tuple(float(2**i) for i in range(10, 33, 2))
 
 
-def _table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], seconds: Callable[..., float]) -> Table:
-    return Table(axes, points, tuple(seconds(*at) for at in itertools.product(*points)))
+Function = Callable[[float], float] | Callable[[float, float], float]
+"""Seconds by one or two coordinates."""
+
+
+def _table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], seconds: Function) -> Table:
+    return Table(axes, points, tuple(itertools.starmap(seconds, itertools.product(*points))))
 
 
 def _layer(

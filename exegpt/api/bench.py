@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from exegpt.api.compare import compare_policies
 from exegpt.options.bench import BenchOptions
@@ -38,6 +38,17 @@ DRAWN = 64
 """Default number of drawn requests."""
 
 
+class PeerRow(TypedDict):
+    """A peer's figures, and the first schedule's throughput relative to the peer's."""
+
+    peer: str
+    setting: str
+    tokens_s: float
+    latency_s: float | None
+    ratio: float
+    alike: float
+
+
 @dataclass(frozen=True)
 class BenchPlan:
     """The runs to compare, the same on every rank."""
@@ -53,7 +64,7 @@ class BenchPlan:
     """The attention kernels with their version; None on the CPU."""
 
 
-def bench(options: BenchOptions, ranks: Ranks) -> tuple[BenchPlan, list[Comparison], list[dict[str, object]]]:
+def bench(options: BenchOptions, ranks: Ranks) -> tuple[BenchPlan, list[Comparison], list[PeerRow]]:
     """Return the plan, each schedule's median run, and the peers' rows (`serve_with`).
 
     All ranks call it; only the first one gets results.
@@ -177,7 +188,7 @@ def serve_with(
     first: Comparison,
     repeats: int,
     device: "torch.device",
-) -> list[dict[str, object]]:
+) -> list[PeerRow]:
     """Run a peer with the same weights and requests, and return a row for each of its ways to serve.
 
     Each way runs `repeats` times; the median run counts. A row has the useful output tokens per second and the bound's
@@ -188,7 +199,8 @@ def serve_with(
 
     ours = {result.id: list(result.output_ids) for result in first.results}
     tokens = sum(map(len, ours.values()))
-    model, rows = peers.load(directory, first.schedule.dtype, device), []
+    model = peers.load(directory, first.schedule.dtype, device)
+    rows: list[PeerRow] = []
     for way, serve in peers.WAYS.items():
         output.note(f"{name}: {way} …")
         runs = sorted((serve(model, requests) for _ in range(repeats)), key=lambda run: run.seconds)

@@ -1,6 +1,6 @@
 """`exegpt bench`: compare predictions with measured runs, policy by policy, on the same requests."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typer.core import TyperGroup
 
@@ -10,13 +10,16 @@ from exegpt.options.option_record import command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typer._click import Context
+
+    from exegpt.api.bench import PeerRow
     from xcore.console.comparison import Comparison
 
 
 class BenchGroup(TyperGroup):
     """The group `exegpt bench`; its required options are optional for its subcommands."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Return the arguments that follow the group's own options."""
         if args and args[0] in self.commands:
             for parameter in self.params:
@@ -63,7 +66,7 @@ def bench(options: BenchOptions) -> None:
     print(f"{counted(len(plan.requests), 'request')}, {each}.")
 
 
-def _print(comparisons: "Sequence[Comparison]", peer_rows: "Sequence[dict[str, Any]]") -> None:
+def _print(comparisons: "Sequence[Comparison]", peer_rows: "Sequence[PeerRow]") -> None:
     """Print predicted and measured results, and those of the peers."""
     from exegpt.report.comparison_text import COMPARISON_COLUMNS, comparison_rows
     from xcore.console import output

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from exegpt.options.option_record import argument, command, required
 from exegpt.options.shared_options import JsonOption
@@ -66,13 +66,37 @@ def show(options: ShowGraphsOptions) -> None:
     _print(graphs)
 
 
-def _facts(graphs: "Sequence[DemandGraph]") -> list[dict[str, Any]]:
+class _UnitFacts(TypedDict):
+    """The figures of a unit; None: it has no such samples."""
+
+    unit: str
+    backend: str
+    calls: int
+    input_tokens: float | None
+    output_tokens: float | None
+    parallel: float | None
+    seconds: float | None
+    next: dict[str, float]
+    predicts: dict[str, list[str]]
+
+
+class _ApplicationFacts(TypedDict):
+    """The figures of an application."""
+
+    application: str
+    start: dict[str, float]
+    mean_service_s: float
+    service_deviation: float
+    units: list[_UnitFacts]
+
+
+def _facts(graphs: "Sequence[DemandGraph]") -> list[_ApplicationFacts]:
     """Return the figures of each application."""
     from collections import Counter
 
     from xcore.applications.demand import ApplicationDemand, ServiceRates
 
-    facts = []
+    facts: list[_ApplicationFacts] = []
     for graph in graphs:
         service_s = ApplicationDemand(graph, ServiceRates()).prior.total_s
         shares = {name: count / len(graph.start) for name, count in Counter(graph.start).most_common()}
@@ -88,7 +112,7 @@ def _facts(graphs: "Sequence[DemandGraph]") -> list[dict[str, Any]]:
     return facts
 
 
-def _unit(graph: "DemandGraph", step: "DemandStep") -> dict[str, Any]:
+def _unit(graph: "DemandGraph", step: "DemandStep") -> _UnitFacts:
     from collections import Counter
     from statistics import fmean
 
@@ -121,7 +145,8 @@ def _print(graphs: "Sequence[DemandGraph]") -> None:
         columns = ("unit", "backend", "calls", "input tokens", "output tokens", "parallel", "seconds", "next")
         rows = []
         for unit in facts["units"]:
-            means = [figure_text(unit[key]) for key in ("input_tokens", "output_tokens", "parallel", "seconds")]
+            figures = (unit["input_tokens"], unit["output_tokens"], unit["parallel"], unit["seconds"])
+            means = [figure_text(figure) for figure in figures]
             rows.append((unit["unit"], unit["backend"], f"{unit['calls']:,}", *means, _shares(unit["next"])))
         output.table(columns, rows, f"{facts['application']}, begins with {_shares(facts['start'])}")
         for unit in facts["units"]:

@@ -1,7 +1,7 @@
 """`exegpt run`: run requests offline and measure."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exegpt.options.option_record import command, option_name
 from exegpt.options.run import RunOptions
@@ -79,7 +79,7 @@ def _answer(result: "OfflineRun", options: RunOptions, rank: int) -> None:
     from xscheduler.shortlist import checked_by
 
     setting, schedule, comparison = result.plan.setting, result.plan.schedule, result.comparison
-    closing = {
+    closing: dict[str, object] = {
         "assumptions": list(setting.assumptions),
         "provenance": output.provenance(setting.profile, options.seed, attention=result.inputs.described),
     }
@@ -95,7 +95,7 @@ def _answer(result: "OfflineRun", options: RunOptions, rank: int) -> None:
     _print(comparison, "steady state" if options.schedule else checked_by(setting.workload.requests or ()))
 
 
-def _refuse(plan: "RunPlan", rank: int, closing: "dict[str, Any] | None") -> None:
+def _refuse(plan: "RunPlan", rank: int, closing: "dict[str, object] | None") -> None:
     """Raise Infeasible, and print its document if the user wants JSON.
 
     Other ranks end with the same code and print nothing.

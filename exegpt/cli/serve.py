@@ -18,8 +18,8 @@ from xcore.errors import InputError
 
 if TYPE_CHECKING:
     from xcore.specs.cluster_plan import Plan
-    from xmulti.serving.replanning import Replanning
     from xserver.engines.residency import ResidencyOptions
+    from xserver.engines.supervisor import Watching
     from xserver.engines.unit_options import EngineUnitOptions
 
 _REPLAN_AFTER = "1m"
@@ -143,7 +143,7 @@ class _Engines:
     starts: int = 1
     plan: "Plan | None" = None
     replan: "Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None" = None
-    watching: "Callable[..., Replanning] | None" = None
+    watching: "Watching | None" = None
 
 
 def _serve(options: ServeOptions) -> int:
@@ -271,7 +271,7 @@ def _residency(options: ServeOptions) -> "ResidencyOptions | None":
     return residency
 
 
-def _watching(options: ServeOptions) -> "Callable[..., Replanning]":
+def _watching(options: ServeOptions) -> "Watching":
     """Return a function that creates the `Replanning` of a plan.
 
     With --pinned or --replan-after inf, it never searches for another plan.

@@ -61,6 +61,10 @@ class PlanWatch(Protocol):
         """Watch until cancelled."""
 
 
+Watching = Callable[[Mapping[str, Frontend], Plan, Callable[[Plan], None], CollectorRegistry], PlanWatch]
+"""Makes the watch from the models' frontends, the plan, a function that follows another plan, and the metrics."""
+
+
 @dataclass(frozen=True)
 class ServerOptions:
     """The options of `exegpt serve`."""
@@ -73,10 +77,8 @@ class ServerOptions:
     """The plan of its models; None: the server has no plan."""
     replan: Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None
     """Returns the engines of another plan for the same models; None: the server has no plan."""
-    watching: Callable[[Mapping[str, Frontend], Plan, Callable[[Plan], None], CollectorRegistry], PlanWatch] | None
-    """Makes the watch from the models' frontends, the plan, a function that follows another plan, and the metrics;
-    None: the server has no plan.
-    """
+    watching: Watching | None
+    """None: the server has no plan."""
     host: str
     port: int
     api_keys: tuple[str, ...]
