@@ -118,7 +118,7 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
 
     grows = held.admission == "grow" and GROWING.issuperset(policies)  # else: the best that reserves then grows
 
-    def search(fixed: dict[str, int], kv_blocks: int | None = None) -> Tuned:
+    def search(fixed: dict[str, int], kv_blocks: int | None = None) -> "Tuned":
         answer = search_schedule(
             setting,
             bound_s,
