@@ -16,7 +16,7 @@ from triton.runtime.jit import KernelInterface
 from exegpt.kernels import gpu_device
 from exegpt.kernels.attention import attention
 from tests.xrunner import cells
-from xrunner.models import load_model
+from xrunner.models import AttentionArrays, load_model
 from xrunner.models.create import create_model
 from xrunner.rank import warm_up as warm_up_module
 from xrunner.rank.assembly import DeviceBatch
@@ -76,7 +76,7 @@ def batch(lengths, contexts):
     tokens, width = sum(lengths), -(-max(contexts) // BLOCK)
     none, decodes = np.zeros(tokens, dtype=np.int64), max(lengths) == 1
     tables, offsets = np.zeros((len(lengths), width), dtype=np.int32), np.cumsum([0, *lengths], dtype=np.int32)
-    attention = (0, tokens, tables, offsets, np.array(contexts, dtype=np.int32))
+    attention = AttentionArrays(0, tokens, tables, offsets, np.array(contexts, dtype=np.int32))
     rows = offsets[1:].astype(np.int64) - 1
     phase = "decode" if decodes else "encode"
     return DeviceBatch(phase, 0, len(lengths), tokens, none, none, none, (attention,), rows, len(lengths))
