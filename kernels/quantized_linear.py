@@ -14,6 +14,7 @@ class QuantizedLinear:
     """A layer as `PackedLinear`, of a weight in 8 or 4 bits, on the CPU; x is float32 or bfloat16."""
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None, activation: Activation | None = None):
+        weight = weight.with_short_groups()
         self.outputs, self.inputs = weight.shape
         self.bits, self.group_size, self.order = weight.bits, weight.group_size, weight.order
         self.bias, self.activation = bias, activation

@@ -48,6 +48,20 @@ class QuantizedWeight:
         zeros = None if self.zeros is None else self.zeros[:, groups]
         return replace(self, codes=self.codes[:, start : start + size], scales=self.scales[:, groups], zeros=zeros)
 
+    def with_short_groups(self) -> "QuantizedWeight":
+        """Return the same weight with groups of at most `LONGEST_GROUP` inputs, for buffers in the first caches."""
+        if self.group_size <= LONGEST_GROUP:
+            return self
+        divisors = (size for size in range(LONGEST_GROUP, 1, -2) if self.group_size % size == 0)
+        size = LONGEST_GROUP if self.scales.shape[1] == 1 else next(divisors)
+        times, groups = -(-self.group_size // size), -(-self.shape[1] // size)
+
+        def repeated(values: torch.Tensor) -> torch.Tensor:
+            return values.repeat_interleave(times, 1)[:, :groups]
+
+        zeros = None if self.zeros is None else repeated(self.zeros)
+        return replace(self, scales=repeated(self.scales), zeros=zeros, group_size=size)
+
     def dequantized(self) -> torch.Tensor:
         """Return the weight in float32, [outputs, inputs]: the reference for products."""
 

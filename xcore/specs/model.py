@@ -22,12 +22,16 @@ BYTES: dict[str, float] = {
     "int4": 0.5195,
     "mxfp4": 0.53125,
     "nvfp4": 0.5625,
+    "w8a16": 1.03125,
+    "w8a32": 1.03125,
+    "w4a32": 0.53125,
 }
 """Bytes of one weight of each dtype, with its scales.
 
-A scale stands for a row of a matrix in int8, for 128 weights in int4 (AWQ, GPTQ), for 32 in mxfp4 and 16 in nvfp4.
+A scale stands for a row of a matrix in int8, for 128 weights in int4 (AWQ, GPTQ) and after `w`, for 32 in mxfp4 and 16
+in nvfp4. `w8a16` is weights of 8 bits and activations of 16, `int4` of 4 and 16; those with `a32` compute in float32.
 """
-ARITHMETIC: dict[str, str] = {"int4": "", "mxfp4": "fp4", "nvfp4": "fp4"}
+ARITHMETIC: dict[str, str] = {"int4": "", "mxfp4": "fp4", "nvfp4": "fp4", "w8a16": "", "w8a32": "fp32", "w4a32": "fp32"}
 """Dtype of weights → the rate of a device that computes with them; missing: the rate of the same name; "": none."""
 KV_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 """Dtypes of keys and values."""
@@ -40,12 +44,25 @@ def activation_bytes(dtype: str) -> int:
 
     `dtype` is that of the layers. The other values stay in 16 bits if the layers' weights have 8.
     """
-    return 4 if dtype == "fp32" else 2
+    return 4 if usual_kv_dtype(dtype) == "fp32" else 2
 
 
 def usual_kv_dtype(dtype: str) -> str:
-    """Return the default dtype of keys and values: as in vLLM, never less than 16 bits."""
+    """Return the default dtype of keys and values, that of activations: as in vLLM, never less than 16 bits."""
+    if ARITHMETIC.get(dtype) == "fp32":
+        return "fp32"
     return "bf16" if BYTES[dtype] < 2 else dtype
+
+
+def weights_dtype(checkpoint: str | None, computed: str) -> str:
+    """Return the dtype of a run in `computed` of a checkpoint whose own dtype is `checkpoint`.
+
+    Quantised weights stay as they are: `w4a32` for 4 bits in fp32.
+    """
+    in_float32 = {"int4": "w4a32", "w8a16": "w8a32"}
+    if checkpoint not in in_float32 or computed not in ("fp32", "bf16"):
+        return computed
+    return in_float32[checkpoint] if computed == "fp32" else checkpoint
 
 
 MAX_SIZE = 2**31 - 1
