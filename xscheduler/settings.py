@@ -224,7 +224,7 @@ def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
 def _beyond_dense_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec, workload: Workload) -> list[str]:
     """Return sentences on what is assumed of weights of few bits, of experts, and of layers with windows."""
     texts, experts, windows = [], model.experts, model.windows
-    if BYTES[profile.dtype] < 2 and profile.source == "roofline":
+    if BYTES[profile.dtype] < 2 and profile.source == "roofline" and not cluster.is_cpu:
         computed = arithmetic(cluster.device, profile.dtype)
         if computed != ARITHMETIC.get(profile.dtype, profile.dtype):
             texts.append(f"weights: {profile.dtype}, converted to {computed} in each product on {cluster.device.kind}")
