@@ -127,6 +127,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", type=Path, help="a float32 directory; default: the demo's model in exegpt-demo/")
     parser.add_argument("--wide", action="store_true", help="a model of a billion parameters instead, in exegpt-demo/")
     parser.add_argument("--group-size", type=int, default=128, help="inputs that share a scale (128)")
+    parser.add_argument("--head", action="store_true", help="quantise the output head too")
     parser.add_argument("--times", type=int, default=15, help="turns of each iteration (15)")
     parser.add_argument("--prompts", type=int, default=200, help="prompts whose logits are compared (200)")
     options = parser.parse_args(argv)
@@ -138,7 +139,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=original.parent) as folder:
         directories = {"float32": (original, "fp32")}
         for bits, dtype in _DTYPES.items():
-            quantize_model(original, Path(folder) / f"int{bits}", bits, options.group_size)
+            quantize_model(original, Path(folder) / f"int{bits}", bits, options.group_size, options.head)
             directories[f"int{bits}"] = Path(folder) / f"int{bits}", dtype
         held = {name: resident_bytes(*where) for name, where in directories.items()}
         models = {name: load_model(*where) for name, where in directories.items()}
@@ -148,8 +149,11 @@ def main(argv: list[str]) -> None:
             rows.append([name, *(text for a, b in pairs for text in (f"{a / 2**20:,.0f} MiB", f"{a / b:.2f}"))])
         output.table(["weights", "tensors", "over float32's", "resident after loading", "over float32's"], rows)
         spec = models["float32"].spec
-        outer = spec.embedding_parameters + spec.head_parameters
-        print(f"embedding and head stay in float32: {outer / spec.parameters:.0%} of {spec.parameters:,} parameters")
+        outer = spec.embedding_parameters + (0 if options.head else spec.head_parameters)
+        print(
+            f"the embedding{'' if options.head else ' and the head'} stay in float32: {outer / spec.parameters:.0%} of "
+            f"{spec.parameters:,} parameters"
+        )
         show_speed(models, options.times)
         show_errors(models, options.prompts)
 

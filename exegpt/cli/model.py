@@ -63,13 +63,14 @@ class QuantizeOptions(JsonOption):
     out: Path = required("The new model directory; it must not exist yet.")
     bits: int = required("Bits of a weight: 8 or 4.")
     group_size: int = option(128, "Number of inputs that share a scale: a multiple of 32, or -1 for all.")
+    head: bool = option(False, "Quantise the output head too (GPTQ's lm_head).", "--head")
 
 
 @command
 def quantize(options: QuantizeOptions) -> None:
     """Write a copy of a model with weights of 8 or 4 bits, in GPTQ's layout, rounded to the nearest code.
 
-    Rounding needs no data, and loses more accuracy than GPTQ's calibration does. Embedding and output head stay.
+    Rounding needs no data, and loses more accuracy than GPTQ's calibration does. The embedding stays as it is.
 
     Example: exegpt model quantize my-model --bits 4 --out my-model-int4
     """
@@ -77,9 +78,11 @@ def quantize(options: QuantizeOptions) -> None:
     from xrunner.models.quantize import quantize_model
 
     with output.progress("quantising") as progress:
-        written = quantize_model(options.directory, options.out, options.bits, options.group_size, progress)
+        how = options.bits, options.group_size, options.head
+        written = quantize_model(options.directory, options.out, *how, progress)
     if options.json:
         facts = {"directory": str(options.out), "bits": options.bits, "group_size": options.group_size}
+        facts["head"] = options.head
         counts = {"matrices": written.matrices, "original_bytes": written.original_bytes, "bytes": written.bytes}
         return output.emit({**facts, **counts, "rounding": "to nearest", "provenance": output.provenance()})
     share = written.bytes / written.original_bytes

@@ -2,16 +2,21 @@
 
 import functools
 import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.experts import Experts
 from xcore.specs.latent_attention import LatentAttention
-from xcore.specs.quantization import checkpoint_format, directory_format
+from xcore.specs.quantization import checkpoint_format, directory_format, has_head
 from xcore.specs.windows import Windows, seen_within
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 BYTES: dict[str, float] = {
     "fp32": 4,
@@ -105,6 +110,8 @@ class ModelSpec(Spec):
 
     Engines then sort logits unless a request asks for other sampling.
     """
+    head_dtype: str | None = None
+    """The dtype of a quantised output head; None: it has that of activations. It is no size either."""
     experts: Experts | None = None
     """The experts of a mixture of experts; None: a dense model."""
     latent: LatentAttention | None = None
@@ -155,8 +162,8 @@ class ModelSpec(Spec):
 
     @property
     def sizes(self) -> "ModelSpec":
-        """Return this spec with its sizes only: without its name, and its checkpoint's dtype and sampling."""
-        return replace(self, name="", dtype=None, sorts_logits=None)
+        """Return this spec with its sizes only: without its name, and its checkpoint's dtypes and sampling."""
+        return replace(self, name="", dtype=None, sorts_logits=None, head_dtype=None)
 
     @property
     def longest_request(self) -> int | None:
@@ -331,10 +338,16 @@ class ModelSpec(Spec):
 
     def checkpoint_bytes(self, dtype: str) -> float:
         """Return the bytes of all weights."""
-        outer = (self.embedding_parameters + self.head_parameters) * activation_bytes(dtype)
+        outer = (self.embedding_parameters + self.head_parameters) * activation_bytes(dtype) - self.head_saving(dtype)
         encoder = self.encoder_layers * self.encoder_layer_parameters * BYTES[dtype]
         layer = self.dense_parameters * BYTES[self.dense_dtype(dtype)] + self.expert_parameters * BYTES[dtype]
         return self.layers * layer + encoder + outer
+
+    def head_saving(self, dtype: str) -> float:
+        """Return the bytes that a quantised output head takes less than one in the dtype of activations."""
+        if self.head_dtype is None or BYTES[dtype] >= 2:
+            return 0.0
+        return self.vocab * self.hidden * (activation_bytes(dtype) - BYTES[self.head_dtype])
 
     def layer_bytes(self, tp: int = 1, dtype: str = "fp16", encoder: bool = False) -> float:
         """Return the bytes of one layer's weights on one of `tp` devices."""
@@ -387,6 +400,22 @@ class ModelSpec(Spec):
         return apart or width % tp != 0 or (dtype == "fp8" and width // tp % _BLOCK != 0)
 
     @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        """Leave the head's dtype out of files unless it is quantised, so that those of other models don't change."""
+        from pydantic_core import core_schema  # only what reads or writes documents calls this
+
+        def write(model: ModelSpec, serialize: Callable[[ModelSpec], dict[str, object]]) -> dict[str, object]:
+            written = serialize(model)
+            if written["head_dtype"] is None:
+                del written["head_dtype"]
+            return written
+
+        plain = core_schema.wrap_serializer_function_ser_schema(write)
+        return core_schema.no_info_wrap_validator_function(
+            lambda data, validate: validate(data), handler(source), serialization=plain
+        )
+
+    @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> "ModelSpec":
         """Build the spec that a Hugging Face `config.json` describes; InputError names what isn't supported."""
         from xcore.architectures import read_sizes
@@ -397,7 +426,8 @@ class ModelSpec(Spec):
             of.get(key) for of in (config, text if isinstance(text, dict) else {}) for key in ("dtype", "torch_dtype")
         ]
         plain = next((dtype for dtype in kept if isinstance(dtype, str)), "")
-        return replace(spec, dtype=checkpoint_format(config, name) or DTYPES.get(plain))
+        quantised = checkpoint_format(config, name)
+        return replace(spec, dtype=quantised or DTYPES.get(plain), head_dtype=quantised if has_head(config) else None)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelSpec":

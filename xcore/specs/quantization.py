@@ -52,6 +52,12 @@ def checkpoint_format(config: dict[str, Any], name: str) -> str | None:
     return None
 
 
+def has_head(config: dict[str, Any]) -> bool:
+    """Return whether a `config.json` declares that the output head is quantised too, by GPTQ's `lm_head`."""
+    declared = config.get("quantization_config")
+    return isinstance(declared, dict) and declared.get("lm_head") is True
+
+
 def directory_format(directory: Path, name: str) -> str | None:
     """Return the dtype of the quantised weights that a file beside a `config.json` declares; None for plain floats.
 

@@ -44,12 +44,13 @@ def quantize_model(
     out: Path,
     bits: int,
     group_size: int,
+    head: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Quantized:
     """Write a copy whose layers' matrices have codes of 8 or 4 bits, file by file; completely or not at all.
 
-    The embedding, the output head, norms and biases stay as they are. `group_size` inputs share a scale, all if it is
-    -1. `progress` is called with the rounded matrices and all.
+    The embedding, norms, biases and, without `head`, the output head stay as they are. `group_size` inputs share a
+    scale, all if it is -1. `progress` is called with the rounded matrices and all.
 
     Raises:
         InputError: The model can't be quantised so, or the target exists.
@@ -57,14 +58,14 @@ def quantize_model(
     spec = _checked(directory, out, bits, group_size)
     weights = SafetensorsWeights(directory, torch.float32)
     check_tensors(spec, weights)
-    shapes = _matrices(spec)
+    shapes = _matrices(spec, head)
     _check_groups(shapes, bits, group_size)
     out.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         os.chmod(making, 0o755)
         written = _write_files(weights, making, shapes, bits, group_size, progress)
-        _write_rest(directory, making, bits, group_size)
+        _write_rest(directory, making, bits, group_size, head)
         os.replace(making, out)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -90,10 +91,13 @@ def _checked(directory: Path, out: Path, bits: int, group_size: int) -> ModelSpe
     return spec
 
 
-def _matrices(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the layers' matrices."""
+def _matrices(spec: ModelSpec, head: bool) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the layers' matrices, with `head` of the output head too."""
+    if head and spec.tied_embeddings:
+        raise InputError(f"Model '{spec.name}' has an embedding that is its output head: leave --head out.")
+    outer: dict[str, tuple[int, ...]] = {"lm_head.weight": (spec.vocab, spec.hidden)} if head else {}
     shapes = (item for layer in range(spec.layers) for item in llama.layer_shapes(spec, layer).items())
-    return {name: shape for name, shape in shapes if len(shape) == 2}
+    return {name: shape for name, shape in shapes if len(shape) == 2} | outer
 
 
 def _check_groups(shapes: dict[str, tuple[int, ...]], bits: int, group_size: int) -> None:
@@ -158,7 +162,7 @@ def _parts(name: str, matrix: torch.Tensor, bits: int, group_size: int) -> Itera
     yield f"{base}g_idx", (torch.arange(inputs) // size).int()
 
 
-def _write_rest(directory: Path, making: Path, bits: int, group_size: int) -> None:
+def _write_rest(directory: Path, making: Path, bits: int, group_size: int, head: bool) -> None:
     """Write the config, and copy the tokenizer's and all other files."""
     config: dict[str, Any] = read_config(directory)
     config["quantization_config"] = {
@@ -167,7 +171,7 @@ def _write_rest(directory: Path, making: Path, bits: int, group_size: int) -> No
         "group_size": group_size,
         "sym": True,
         "desc_act": False,
-        "lm_head": False,
+        "lm_head": head,
         "checkpoint_format": "gptq",
         "meta": {"quantizer": [f"exegpt:{__version__}"], "rounding": "to nearest, without calibration"},
     }

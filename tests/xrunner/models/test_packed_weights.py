@@ -193,18 +193,23 @@ def test_packing_is_undone(bits, axis):
     assert torch.equal(unpacked(packed(codes, bits, axis), bits, axis), codes)
 
 
-@pytest.mark.parametrize(("bits", "size"), [(8, 32), (4, 64), (4, -1)])
-def test_a_quantised_copy_holds_the_nearest_codes(tmp_path, bits, size):
+@pytest.mark.parametrize(("bits", "size", "head"), [(8, 32, True), (4, 64, False), (4, -1, False)])
+def test_a_quantised_copy_holds_the_nearest_codes(tmp_path, bits, size, head):
     create_model(tmp_path / "m", shards=2, **SIZES)
     done = []
-    written = quantize_model(tmp_path / "m", tmp_path / "q", bits, size, lambda *at: done.append(at))
-    assert done[-1] == (14, 14) and written.matrices == 14 and written.bytes < written.original_bytes
+    written = quantize_model(tmp_path / "m", tmp_path / "q", bits, size, head, lambda *at: done.append(at))
+    assert done[-1] == (14 + head, 14 + head) and written.bytes < written.original_bytes
+    sizes = ModelSpec.from_directory(tmp_path / "q")
+    assert sizes.head_dtype == ("w8a16" if head else None)
+    assert (sizes.head_saving("w8a32") > 0) == head and sizes.fingerprint == ModelSpec.from_directory(
+        tmp_path / "m"
+    ).fingerprint
     assert sorted(p.name for p in (tmp_path / "q").iterdir()) == sorted(p.name for p in (tmp_path / "m").iterdir())
     shutil.copytree(tmp_path / "m", tmp_path / "twin")
     for path in sorted((tmp_path / "twin").glob("*.safetensors")):
         tensors = load_file(path)
         for name, tensor in tensors.items():
-            if name.endswith("_proj.weight"):
+            if name.endswith("_proj.weight") or (head and name == "lm_head.weight"):
                 tensors[name] = rounded_to_nearest(tensor, bits, size if size > 0 else tensor.shape[1]).dequantized()
         save_file(tensors, path, metadata={"format": "pt"})
     dtype = {4: "w4a32", 8: "w8a32"}[bits]
@@ -236,5 +241,5 @@ def test_an_interrupted_copy_leaves_nothing(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quantize_model(tmp_path / "m", tmp_path / "q", 4, 32, interrupt)
+        quantize_model(tmp_path / "m", tmp_path / "q", 4, 32, progress=interrupt)
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
