@@ -12,6 +12,7 @@ from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
 from xcore.specs.bound import OF_LONGEST, BoundMeaning
+from xcore.specs.copula import Copula
 from xcore.specs.prefix_hit import found_tokens
 from xcore.specs.request_times import long_outputs
 from xcore.specs.schedule import BLOCK_SIZE
@@ -104,8 +105,7 @@ class Arrivals:
             alike = Prefixes.of(workload.requests, BLOCK_SIZE)
             prefixes = alike and alike.repeated(many)
         else:
-            inputs = workload.input.sample(many, lengths).astype(np.float64)
-            outputs = workload.output.sample(many, lengths).astype(np.float64)
+            inputs, outputs = (each.astype(np.float64) for each in workload.sample(many, lengths))
         times = np.cumsum(gaps.exponential(size=many))
         inputs, outputs = _clipped(inputs, outputs, context)
         warm = found_tokens(inputs, workload.prefix_hit) if workload.prefix_hit else None
@@ -137,8 +137,10 @@ class Arrivals:
         The steady state of this workload is never slower than that with a real cache.
         """
         found = self.prefixes.found(self.inputs, BLOCK_SIZE) if self.prefixes else 0.0
-        lengths = LengthDistribution.from_samples((self.inputs - found).astype(np.int64))
-        return replace(workload, input=lengths, requests=None, prefix_hit=0.0)
+        computed = (self.inputs - found).astype(np.int64)
+        lengths = LengthDistribution.from_samples(computed)
+        copula = Copula.of(computed, self.outputs, lengths, workload.output)
+        return replace(workload, input=lengths, requests=None, prefix_hit=0.0, copula=copula)
 
     def requests(self, rate: float, count: int | None = None) -> list[RequestLengths]:
         """Return the first `count` requests at `rate` per second, for a replay."""

@@ -185,7 +185,13 @@ def _workload(asked: str | Workload | None, columns: str | None, rate: str | Non
 def _independent_text(load: Workload, name: str) -> list[str]:
     """Return sentences on what a steady state ignores of the requests of a trace."""
     texts = []
-    if load.correlation is not None:
+    if load.copula:
+        classes = len(load.copula.shares)
+        texts.append(
+            f"inputs and outputs depend on each other (their correlation in the trace is {load.correlation:+.2f}): "
+            f"steady states count this by {classes} classes of lengths"
+        )
+    elif load.correlation is not None:
         texts.append(f"inputs and outputs are independent; their correlation in the trace is {load.correlation:+.2f}")
     if any(request.identity for request in load.requests or ()):
         texts.append(

@@ -21,6 +21,7 @@ from xcore.policies import TRAITS
 from xcore.policies.adjustment import USUAL_SHARE
 from xcore.requests.request import Request, Result
 from xcore.requests.request_lists import read_for_model
+from xcore.requests.shuffle import shuffled_places
 from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule, ranks_needed
@@ -127,6 +128,9 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     how = (options.columns, options.seed, output.note, options.skip_invalid, options.scale_to_context)
     requests, rejected = read_for_model(options.source, directory, spec, *how)
     check_known(options.order_choice, requests)
+    if options.shuffle:
+        places = shuffled_places([request.arrival_s for request in requests], options.shuffle, options.seed)
+        requests = [requests[place] for place in places]
     for rejection in rejected:
         output.note(f"skipped: {rejection.reason}")
     dtype = run_dtype(options.dtype, schedule, spec, device.type)

@@ -28,6 +28,7 @@ from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.files import read_schedule
 from xcore.quantity import figure_text, percent_text
+from xcore.requests.shuffle import shuffled_places
 from xcore.specs.acceptance import Acceptance
 from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
@@ -289,6 +290,10 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     requests, loop = workload.requests or (), options.agents is not None
     labels = read_labels(source, named, sessions=loop) if source else [{}] * len(trace.requests or ())
     labels = labels_of(labels, trace.requests or (), requests, schedule.model.spec.longest_request)
+    places = list(range(len(requests)))
+    if options.shuffle:
+        places = shuffled_places([request.arrival_s for request in requests], options.shuffle, options.seed)
+        requests, labels = tuple(requests[place] for place in places), [labels[place] for place in places]
     alike = any(request.identity for request in requests)
     if alike and not schedule.prefix_caching:
         notes.append(f"prompts: {trace.name} says which prompts begin with the same tokens; --prefix-caching uses this")
@@ -304,7 +309,7 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     if schedule.prefix_caching:
         notes.append(_caching_text(run, alike, trace.name))
     if options.out:
-        _write_requests(options.out, run, trace.requests or (), requests, schedule.model.spec.longest_request)
+        _write_requests(options.out, run, trace.requests or (), places, schedule.model.spec.longest_request)
     requests_s, tokens_s = map(figure_text, rates.values())
     facts = {"requests": count, "seconds": run.seconds, "wall_seconds": wall, **rates, **times}
     facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused, "cached_share": _cached_share(run)}
@@ -405,16 +410,19 @@ def _write_requests(
     path: Path,
     run: "Replay",
     rows: Sequence[RequestLengths],
-    requests: Sequence[RequestLengths],
+    places: Sequence[int],
     longest: int | None,
 ) -> None:
-    """Write each request's times, in order of completion; its id is its index among the trace's rows with an output."""
-    whole = len(rows) == len(requests)
+    """Write each request's times, in order of completion; its id is its index among the trace's rows with an output.
+
+    `places` are the places of the replayed requests among the rows that fit.
+    """
+    whole = len(rows) == len(places)
     ids = [place for place, row in enumerate(rows) if whole or row.fits(longest)]
     lines = []
     for served in run.served:
         facts = {name: getattr(served, name) for name in _SERVED}
-        lines.append(document.dumps({"id": ids[served.index], **facts}, indent=None))
+        lines.append(document.dumps({"id": ids[places[served.index]], **facts}, indent=None))
     document.write_text(path, "".join(f"{line.rstrip()}\n" for line in lines))
 
 

@@ -25,7 +25,12 @@ class RunOfPlanOptions(shared_options.TraceOptions, shared_options.DeviceOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneModelRunOptions(shared_options.ControlOptions, shared_options.OrderOptions, shared_options.AdjustOptions):
+class OneModelRunOptions(
+    shared_options.ControlOptions,
+    shared_options.OrderOptions,
+    shared_options.AdjustOptions,
+    shared_options.ShuffleOptions,
+):
     """The options of a run of one model."""
 
     schedule: Path | None = shared_options.SCHEDULE
@@ -83,6 +88,6 @@ class RunOptions(
     def alike(self) -> dict[str, str]:
         """Return the options that must be the same on all ranks."""
         files = ("schedule", "out", "profile", "no_profile")
-        rules = ("adapt", "adjust", "no_adjust", "admission", "kv_blocks", "prefix_caching", "order_choice")
+        rules = ("adapt", "adjust", "no_adjust", "shuffle", "admission", "kv_blocks", "prefix_caching", "order_choice")
         names = (*files, "resume", *rules)
         return {"model": self.directory, "requests": self.source} | {name: str(getattr(self, name)) for name in names}

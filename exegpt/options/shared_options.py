@@ -213,6 +213,19 @@ class AdjustOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShuffleOptions:
+    """The randomisation of a list of requests."""
+
+    shuffle: int | None = option(
+        None,
+        "Shuffle each so many successive requests of a list that is there at the start. Where lengths change along the "
+        "list, all batches then get lengths like those of the whole.",
+        min=2,
+        max=100_000_000,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OrderOptions:
     """The order of waiting requests."""
 

@@ -48,6 +48,7 @@ class SimulateOptions(
     shared_options.ProblemOptions,
     shared_options.ControlOptions,
     shared_options.AdjustOptions,
+    shared_options.ShuffleOptions,
     EngineRulesOptions,
     shared_options.PrefixHitOptions,
     shared_options.PredictionOptions,

@@ -5,55 +5,32 @@ dedicated devices the published tensor-parallel degrees. Iteration times are Mux
 fitted, on the popularity α = 0.7 only: the slowdown of concurrent jobs. Everything else is predicted.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
 from exegpt.report.sections import Section
+from exegpt.reproduction.muxserve_cases import (
+    SLO_SCALES,
+    STRATEGIES,
+    PublishedModel,
+    Served,
+    Sums,
+    read_measured,
+    simulate,
+)
+from exegpt.reproduction.muxserve_placement import OwnPlacement, own_placement, own_section
 from exegpt.reproduction.public_data import public_data
-from xcore.batching.shared_pool import QuotaPool, Store
-from xcore.policies.one_phase import OnePhasePolicy
-from xcore.policies.sharing import FirstComeSharing, Sharing, SpatialSharing, TimeSharing
 from xcore.quantity import figure_text, signed_percent
-from xcore.rows import csv_rows
 from xcore.specs.iteration_profile import IterationProfile
-from xcore.specs.workload import RequestLengths
-from xmulti.sharing.iteration_cost import TableCost
-from xmulti.sharing.replay import ModelLoad, replay_unit
 from xprofiler.muxserve_tables import muxserve_profiles
 
 STANDS_ON = "Simulated with MuxServe's published cost tables and placements; nothing here was run on a GPU."
-SHAPES = {"llama-7b": (32, 32, 7), "llama-13b": (40, 40, 13), "llama-30b": (60, 52, 30), "llama-65b": (80, 64, 65)}
-"""Layers, heads and the billions of parameters in the name; every head has 128 values."""
-STRATEGIES: dict[str, Callable[[], Sharing]] = {
-    "muxserve": partial(SpatialSharing, overlap=0.2),
-    "temporal": FirstComeSharing,
-    "spatial": partial(TimeSharing, in_order=False),
-}
-"""How models share devices, as in MuxServe's configuration; with `spatial` they have dedicated devices."""
-PREFILL_SHARES = {"llama-7b": 0.8, "llama-13b": 0.9}
-"""Shares of the multiprocessors for prefills under MuxServe; other models' prefills have all."""
-BLOCK_TOKENS = 32
-PART_BYTES = 2 * 2 * 128 * BLOCK_TOKENS
-"""The keys and values of one head of one layer for a block's tokens."""
-DEVICE_BYTES = 85.1e9
-"""Memory of an A100-80GB, as reported by the driver."""
-KV_ALONE = 0.5
-"""Cache share of dedicated devices, in MuxServe's configuration."""
-OTHER_GB = 7.6
-"""Memory of each model on each device besides its weights: activations, and two processes."""
-SEQUENCES = 256
-"""Maximum sequences that a model decodes at once if no quota limits it."""
-INPUT, OUTPUT = (161, 1.5), (337, 1.0)
-"""Mean tokens and coefficient of variation of log-normal lengths."""
-LONGEST = 1024
-DECODE_SHARES = tuple(part / 10 for part in range(3, 10))
 CONTENTIONS = tuple(1 + part / 20 for part in range(7))
 FITTED_ON = "0.7"
+SHOWN_SCALES = (2, 8, 20)
 QUICK = (
     "three of 20 cases (α = 0.7, 1.3 and 2.1 at scale 0.5), a fifth of their requests; contention fitted on the first"
 )
@@ -64,45 +41,13 @@ TRUNCATED = {("0.9", "0.5"), ("0.9", "0.75"), ("0.9", "1.0")}
 
 
 @dataclass(frozen=True)
-class PublishedModel:
-    """One LLM of one case, as published."""
-
-    llm: str
-    model: str
-    rate: float
-    mesh: str
-    throughput: float
-    requests: int
-
-    @property
-    def devices(self) -> int:
-        """The number of devices of the model's mesh, or of its dedicated devices."""
-        digits = self.mesh.removeprefix("mesh").partition("idx")[0]
-        return int(digits)
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Requests/s of a case's LLMs: as a plain sum, and weighted by their rates."""
-
-    plain: float
-    weighted: float
-
-    @staticmethod
-    def of(throughputs: Iterable[tuple[float, float]]) -> "Sums":
-        """Sum up pairs of throughput and rate."""
-        rows = tuple(throughputs)
-        return Sums(sum(tpt for tpt, _ in rows), sum(tpt * rate for tpt, rate in rows))
-
-
-@dataclass(frozen=True)
 class Case:
-    """Measured and simulated sums by strategy."""
+    """Measured and simulated results by strategy."""
 
     alpha: str
     scale: str
-    measured: dict[str, Sums]
-    simulated: dict[str, Sums]
+    measured: dict[str, Served]
+    simulated: dict[str, Served]
 
 
 @dataclass(frozen=True)
@@ -111,6 +56,8 @@ class CasesResult:
 
     contention: float
     cases: tuple[Case, ...]
+    own: tuple[OwnPlacement, ...] = ()
+    """Cases with placements of this package's search."""
 
 
 def reproduce(progress: Callable[[int, int], None], quick: bool = False) -> CasesResult:
@@ -119,7 +66,7 @@ def reproduce(progress: Callable[[int, int], None], quick: bool = False) -> Case
     profiles, measured = muxserve_profiles(folder / "llama_a100_cost.json"), read_measured(folder)
     if quick:
         measured = {case: _fewer(measured[case]) for case in QUICK_CASES}
-    steps = len(measured) + sum(alpha == FITTED_ON for alpha, _ in measured) * len(CONTENTIONS)
+    steps = 2 * len(measured) + sum(alpha == FITTED_ON for alpha, _ in measured) * len(CONTENTIONS)
     done = 0
 
     def step() -> None:
@@ -128,23 +75,15 @@ def reproduce(progress: Callable[[int, int], None], quick: bool = False) -> Case
         done += 1
 
     contention = _fitted(profiles, measured, step)
-    cases = []
+    cases, own = [], []
     for (alpha, scale), strategies in measured.items():
         step()
         simulated = {name: simulate(profiles, rows, name, contention) for name, rows in strategies.items()}
-        published = {name: Sums.of((row.throughput, row.rate) for row in rows) for name, rows in strategies.items()}
+        published = {name: Served.published(rows) for name, rows in strategies.items()}
         cases.append(Case(alpha, scale, published, simulated))
-    return CasesResult(contention, tuple(cases))
-
-
-def read_measured(folder: Path) -> dict[tuple[str, str], dict[str, list[PublishedModel]]]:
-    """Return the published LLMs of every case, by α and scale, then by strategy."""
-    cases: dict[tuple[str, str], dict[str, list[PublishedModel]]] = {}
-    for row in csv_rows(folder / "e2e_synthetic_per_llm.csv"):
-        figures = (row.number("rate"), row["mesh"], row.number("throughput_req_s"), row.whole("num_requests"))
-        of_case = cases.setdefault((row["alpha"], row["scale"]), {})
-        of_case.setdefault(row["strategy"], []).append(PublishedModel(row["llm"], row["model"], *figures))
-    return dict(sorted(cases.items()))
+        step()
+        own.append(own_placement(alpha, scale, profiles, strategies["muxserve"], simulated["muxserve"], contention))
+    return CasesResult(contention, tuple(cases), tuple(own))
 
 
 def _fewer(strategies: dict[str, list[PublishedModel]]) -> dict[str, list[PublishedModel]]:
@@ -168,94 +107,16 @@ def _fitted(
         for rows in fitted:
             step()
             published = Sums.of((row.throughput, row.rate) for row in rows).plain
-            errors.append(abs(np.log(simulate(profiles, rows, "muxserve", contention).plain / published)))
+            errors.append(abs(np.log(simulate(profiles, rows, "muxserve", contention).sums.plain / published)))
         return fmean(errors)
 
     return min(CONTENTIONS, key=off)
 
 
-def simulate(
-    profiles: dict[str, IterationProfile], rows: list[PublishedModel], strategy: str, contention: float
-) -> Sums:
-    """Return a case's sums under one strategy."""
-    units: dict[str, list[PublishedModel]] = {}
-    for row in rows:
-        units.setdefault(row.llm if strategy == "spatial" else row.mesh, []).append(row)
-    throughputs = []
-    for unit in units.values():
-        run = replay_unit(_loads(profiles, unit, strategy), STRATEGIES[strategy](), contention)
-        throughputs += [(row.requests / run.served[row.llm][-1].finish_s, row.rate) for row in unit]
-    return Sums.of(throughputs)
-
-
-def _loads(profiles: dict[str, IterationProfile], unit: list[PublishedModel], strategy: str) -> list[ModelLoad]:
-    """Return the models of one unit.
-
-    Under MuxServe they have quotas of the cache in proportion to rate and heads, and shares of the multiprocessors.
-    Under other strategies, each model may use the whole cache, up to `SEQUENCES` sequences.
-    """
-    devices = unit[0].devices
-    part = KV_ALONE if strategy == "spatial" else _kv_part([SHAPES[row.model][2] for row in unit], devices)
-    store = Store(int(devices * part * DEVICE_BYTES / PART_BYTES))
-    heads = [SHAPES[row.model][0] * SHAPES[row.model][1] for row in unit]
-    wanted = sum(row.rate * parts for row, parts in zip(unit, heads, strict=True))
-    loads = []
-    for row, parts in zip(unit, heads, strict=True):
-        cost = TableCost(profiles[row.model], devices)
-        quota, limits = store.total, OnePhasePolicy(SEQUENCES)
-        if strategy == "muxserve":
-            quota = max(int(store.total * row.rate * parts / wanted), parts * (1 + 2 * LONGEST // BLOCK_TOKENS))
-            prefill_share = PREFILL_SHARES.get(row.model, 1.0)
-            limits = OnePhasePolicy(
-                row.requests, prefill_share=prefill_share, decode_share=_decode_share(cost, row.rate)
-            )
-        loads.append(ModelLoad(row.llm, cost, _requests(row), QuotaPool(store, parts, BLOCK_TOKENS, quota), limits))
-    return loads
-
-
-def _kv_part(billions: list[int], devices: int) -> float:
-    """Return the KV cache's share of a mesh's memory, for float16 models with these billions of parameters.
-
-    It follows the configuration of MuxServe's placement.
-    """
-    return (80 - sum(2 * each for each in billions) / devices - OTHER_GB * len(billions)) / 80
-
-
-def _decode_share(cost: TableCost, rate: float) -> float:
-    """Return the smallest of MuxServe's shares with which a model alone sustains its rate; the largest if none does."""
-    for share in DECODE_SHARES:
-        for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-            alone = _throughput(cost, batch, share)
-            if alone + min(0.5, 0.1 * alone) >= rate:
-                return share
-    return DECODE_SHARES[-1]
-
-
-def _throughput(cost: TableCost, batch: int, share: float) -> float:
-    """Return the requests/s of a model alone, with this batch size."""
-    prefill = cost.prefill_seconds([INPUT[0]] * batch, 1.0)
-    decode = float(cost.decode_seconds(batch, np.array([INPUT[0] + OUTPUT[0] / 2]), share)[0])
-    return batch / (prefill + OUTPUT[0] * decode)
-
-
-def _requests(row: PublishedModel) -> list[RequestLengths]:
-    """Draw Poisson arrivals and log-normal lengths, the same for every strategy."""
-    draws = np.random.default_rng((int(row.llm.removeprefix("llm-")), row.requests))
-    arrivals = np.cumsum(draws.exponential(1 / row.rate, row.requests)).tolist()
-    inputs, outputs = (_lengths(draws, row.requests, *law) for law in (INPUT, OUTPUT))
-    return [RequestLengths(i, o, a) for i, o, a in zip(inputs, outputs, arrivals, strict=True)]
-
-
-def _lengths(draws: np.random.Generator, count: int, mean: float, variation: float) -> list[int]:
-    sigma2 = np.log(1 + variation**2)
-    drawn = draws.lognormal(np.log(mean) - sigma2 / 2, np.sqrt(sigma2), count)
-    lengths: list[int] = np.clip(np.rint(drawn), 1, LONGEST).astype(int).tolist()
-    return lengths
-
-
 def sections(result: CasesResult) -> list[Section]:
-    """Return the ratios of every case with a summary, and the sums."""
-    return [_ratios(result), _sums(result)]
+    """Return the ratios of every case with a summary, the sums, requests within SLOs, and own placements."""
+    own = [own_section(result.own)] if result.own else []
+    return [_ratios(result), _sums(result), _in_time(result), *own]
 
 
 def _ratios(result: CasesResult) -> Section:
@@ -263,18 +124,18 @@ def _ratios(result: CasesResult) -> Section:
     for case in result.cases:
         cells = [f"{case.alpha} × {case.scale}"]
         best = all(
-            getattr(case.simulated["muxserve"], how) >= getattr(case.simulated[other], how)
+            getattr(case.simulated["muxserve"].sums, how) >= getattr(case.simulated[other].sums, how)
             for other in near
             for how in ("plain", "weighted")
         )
         first += best
         for other in near:
-            ours, theirs = (sums["muxserve"].plain / sums[other].plain for sums in (case.simulated, case.measured))
+            ours, theirs = (of["muxserve"].sums.plain / of[other].sums.plain for of in (case.simulated, case.measured))
             cells += [figure_text(theirs), figure_text(ours), signed_percent(ours / theirs - 1)]
             if other == "spatial" or (case.alpha, case.scale) not in TRUNCATED:
                 near[other][0] += abs(ours / theirs - 1) <= 0.2
                 near[other][1] += 1
-        ours, theirs = (sums["temporal"].plain / sums["spatial"].plain for sums in (case.simulated, case.measured))
+        ours, theirs = (of["temporal"].sums.plain / of["spatial"].sums.plain for of in (case.simulated, case.measured))
         if abs(theirs - 1) > 0.1 and (case.alpha, case.scale) not in TRUNCATED:
             signs[0] += (ours > 1) == (theirs > 1)
             signs[1] += 1
@@ -296,7 +157,7 @@ def _sums(result: CasesResult) -> Section:
     for case in result.cases:
         cells = [f"{case.alpha} × {case.scale}"]
         for name in STRATEGIES:
-            ours, theirs = case.simulated[name].plain, case.measured[name].plain
+            ours, theirs = case.simulated[name].sums.plain, case.measured[name].sums.plain
             cells += [figure_text(theirs), figure_text(ours)]
             if name != "temporal" or (case.alpha, case.scale) not in TRUNCATED:
                 off[name].append(ours / theirs - 1)
@@ -306,3 +167,40 @@ def _sums(result: CasesResult) -> Section:
         f"{name}: {signed_percent(min(each))} to {signed_percent(max(each))}." for name, each in off.items() if each
     )
     return Section("sums of requests/s, measured and here", columns, tuple(rows), notes)
+
+
+def _in_time(result: CasesResult) -> Section:
+    """Return the shares of requests within SLOs of a few scales, measured and simulated."""
+    places, names = [SLO_SCALES.index(scale) for scale in SHOWN_SCALES], tuple(STRATEGIES)
+    rows, off, right, pairs = [], [], 0, 0
+    kept = {name: [0, 0] for name in names}
+    for case in result.cases:
+        for name in names:
+            both = case.measured[name].in_time, case.simulated[name].in_time
+            off += [abs(both[0][place] - both[1][place]) for place in places]
+            within = [_scale_of_nearly_all(share) for share in both]
+            kept[name] = [count + bool(scale) for count, scale in zip(kept[name], within, strict=True)]
+            cells = (f"{100 * share[place]:.1f}" for place in places for share in both)
+            scales = (f"{scale}×" if scale else "–" for scale in within)
+            rows.append((f"{case.alpha} × {case.scale}", name, *cells, *scales))
+        for other in names[1:]:
+            for place in places:
+                theirs, ours = (
+                    of["muxserve"].in_time[place] - of[other].in_time[place] for of in (case.measured, case.simulated)
+                )
+                pairs += abs(theirs) > 0.02
+                right += abs(theirs) > 0.02 and theirs * ours > 0
+    counts = ", ".join(f"{name} {measured} (here {here})" for name, (measured, here) in kept.items())
+    notes = (
+        f"Off by {100 * fmean(off):.1f} points on average, at most {100 * max(off):.1f}.",
+        f"Where MuxServe and another differ by more than two points, the same is ahead here in {right} of {pairs}.",
+        f"Cases with 99 % within a published scale: {counts}.",
+    )
+    heads = (head for scale in SHOWN_SCALES for head in (f"{scale}× %", "here"))
+    columns = ("α × scale", "strategy", *heads, "99 % within", "here")
+    return Section("Requests within multiples of their latency alone", columns, tuple(rows), notes)
+
+
+def _scale_of_nearly_all(in_time: tuple[float, ...]) -> int | None:
+    """Return the smallest published SLO scale within which 99 % of the requests are; None if none is."""
+    return next((scale for scale, share in zip(SLO_SCALES, in_time, strict=True) if share >= 0.99), None)

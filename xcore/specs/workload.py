@@ -9,6 +9,7 @@ import numpy as np
 
 from xcore.errors import InputError
 from xcore.spec import Spec
+from xcore.specs.copula import Copula, at_ranks
 from xcore.traces.prompt_identity import PromptIdentity
 
 Array = np.ndarray
@@ -164,7 +165,7 @@ class RequestLengths(Spec):
 class Workload(Spec):
     """The distributions of input and output lengths and, if known, the requests themselves and their rate of arrival.
 
-    The analysis takes the two distributions as independent; `requests` keeps the pairs for a replay.
+    `requests` keeps the pairs for a replay, and `copula` their dependence for the analysis.
     """
 
     name: str
@@ -177,6 +178,8 @@ class Workload(Spec):
     requests: tuple[RequestLengths, ...] | None = None
     prefix_hit: float = 0.0
     """Share of the prompts' tokens that a prefix cache has, as `prefix_hit.py` defines it; 0: as the requests say."""
+    copula: Copula | None = None
+    """How input and output depend on each other; None: they are independent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_hit < 1:
@@ -208,8 +211,8 @@ class Workload(Spec):
         return self.input.mean + self.output.mean
 
     def with_outputs(self, outputs: LengthDistribution) -> "Workload":
-        """Return this workload with other output lengths, without its request list."""
-        return replace(self, output=outputs, p99_output=outputs.quantile(0.99), requests=None)
+        """Return this workload with other output lengths, without its request list and what that says of pairs."""
+        return replace(self, output=outputs, p99_output=outputs.quantile(0.99), requests=None, copula=None)
 
     @functools.cached_property
     def correlation(self) -> float | None:
@@ -221,6 +224,22 @@ class Workload(Spec):
             return None
         return float(np.corrcoef(pairs.T)[0, 1])
 
+    @functools.cached_property
+    def input_moments(self) -> Array:
+        """Return [3, outputs]: the mean of S_E, S_E² and S_E³ of requests with each output length."""
+        if self.copula:
+            return self.copula.input_moments(self.input, self.output)
+        powers = np.stack([self.input.s, self.input.s**2, self.input.s**3]) @ self.input.p
+        return np.repeat(powers[:, None], len(self.output.lengths), axis=1)
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Draw the inputs and outputs of `n` requests from the distributions, int64 [n] each."""
+        if not self.copula:
+            return self.input.sample(n, rng), self.output.sample(n, rng)
+        ranks = rng.random(n)
+        outputs = at_ranks(self.output, self.copula.output_ranks(ranks, rng))
+        return at_ranks(self.input, ranks).astype(np.int64), outputs.astype(np.int64)
+
     def draw(self, n: int, seed: int = 0, context: int | None = None) -> tuple[RequestLengths, ...]:
         """Draw `n` requests: from the list if there is one (in order, repeated), else from the distributions.
 
@@ -229,8 +248,7 @@ class Workload(Spec):
         if self.requests:
             rows = tuple(self.requests[i % len(self.requests)] for i in range(n))
         else:
-            rng = np.random.default_rng(seed)
-            inputs, outputs = self.input.sample(n, rng), self.output.sample(n, rng)
+            inputs, outputs = self.sample(n, np.random.default_rng(seed))
             rows = tuple(RequestLengths(int(i), int(o)) for i, o in zip(inputs, outputs, strict=True))
             if self.prefix_hit:
                 from xcore.specs.prefix_hit import identified
@@ -244,16 +262,18 @@ class Workload(Spec):
         rows = tuple(requests)
         if not rows:
             raise InputError(f"Workload '{name}' has no requests.")
-        output = LengthDistribution.from_samples([r.output for r in rows])
+        inputs, outputs = ([getattr(row, name) for row in rows] for name in ("input", "output"))
+        input, output = LengthDistribution.from_samples(inputs), LengthDistribution.from_samples(outputs)
         span = max(r.arrival_s for r in rows) - min(r.arrival_s for r in rows)
         rate = (len(rows) - 1) / span if span > 0 else math.inf  # a span may be too short for a number
         return Workload(
             name=name,
-            input=LengthDistribution.from_samples([r.input for r in rows]),
+            input=input,
             output=output,
             p99_output=output.quantile(0.99),
             arrival_rate=rate if 0 < rate < math.inf else None,
             requests=rows,
+            copula=Copula.of(inputs, outputs, input, output),
         )
 
     @staticmethod

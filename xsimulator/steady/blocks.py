@@ -75,14 +75,14 @@ class BlockDistribution:
         if resident:
             p = p * (need + 1)
             p = p / p.sum()
-        inputs = workload.input
+        mean, variance, third = _central(workload.input_moments)
         tokens = growth * need + ahead
-        blocks = (inputs.mean + tokens + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
-        spread = (inputs.std**2 + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2
-        skew = float(inputs.p @ (inputs.s - inputs.mean) ** 3) / BLOCK_SIZE**3
+        blocks = (mean + tokens + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE  # half a block is lost at the end
+        spread = (variance + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2
+        skew = third / BLOCK_SIZE**3
         powers = np.stack((blocks, blocks**2 + spread, blocks**3 + 3 * blocks * spread + skew))
         survivors = np.cumsum((p * powers)[:, ::-1], axis=1)[:, ::-1]
-        longest = inputs.max + (int(need.max()) if most is None else most)
+        longest = workload.input.max + (int(need.max()) if most is None else most)
         return BlockDistribution(need, survivors, -(-longest // BLOCK_SIZE))
 
     def reservation(self, iterations: float | None) -> Reservation:
@@ -110,14 +110,28 @@ def grown_blocks(
     the iterations that they stay. The other arguments are those of `BlockDistribution.of`.
     """
     need, p = decode_iterations_of(workload.output, encoder_decoder)
-    older = np.cumsum(np.bincount(need.astype(np.intp), weights=p)[::-1])[::-1]  # P(D ≥ age)
-    ages, weights = growth * np.arange(len(older)) + ahead, older / older.sum()
-    inputs, age = workload.input, float(weights @ ages)
-    variance = inputs.std**2 + float(weights @ (ages - age) ** 2) + BLOCK_SIZE**2 / 12
-    third = float(inputs.p @ (inputs.s - inputs.mean) ** 3 + weights @ (ages - age) ** 3)
+    older, *moments = (_at_least(need, p * power) for power in (np.ones_like(p), *workload.input_moments))
+    inputs, variances, thirds = _central(np.stack(moments) / older)  # of the queries with D ≥ age
+    tokens, weights = inputs + growth * np.arange(len(older)) + ahead, older / older.sum()
+    mean = float(weights @ tokens)
+    off = tokens - mean
     return Reservation(
-        (inputs.mean + age + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
-        variance / BLOCK_SIZE**2,
-        third / BLOCK_SIZE**3,
-        -(-(inputs.max + (int(need.max()) if most is None else most)) // BLOCK_SIZE),
+        (mean + (BLOCK_SIZE - 1) / 2) / BLOCK_SIZE,
+        float(weights @ (variances + off**2) + BLOCK_SIZE**2 / 12) / BLOCK_SIZE**2,
+        float(weights @ (thirds + 3 * variances * off + off**3)) / BLOCK_SIZE**3,
+        -(-(workload.input.max + (int(need.max()) if most is None else most)) // BLOCK_SIZE),
     )
+
+
+def _at_least(need: Array, weights: Array) -> Array:
+    """Return the sum of the weights of all D ≥ age, for age = 0, 1, ... up to the greatest D."""
+    by_age = np.bincount(need.astype(np.intp), weights=weights)
+    sums: Array = np.cumsum(by_age[::-1], dtype=np.float64)[::-1]
+    return sums
+
+
+def _central(moments: Array) -> tuple[Array, Array, Array]:
+    """Return means, variances and third central moments, given the means of the first three powers."""
+    first, second, third = moments
+    variance = np.maximum(second - first**2, 0.0)
+    return first, variance, third - 3 * first * second + 2 * first**3

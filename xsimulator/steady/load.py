@@ -22,8 +22,9 @@ from xsimulator.steady.residents import (
     Form,
     SteadyState,
     decode_iterations_of,
-    length_biased_context,
     longest_of,
+    resident_age,
+    resident_input,
     steady_state,
 )
 
@@ -127,13 +128,6 @@ class Load:
         """Return the tokens of short outputs that take these numbers of iterations."""
         return steps if self.speculation is None else outputs_given(steps, self.workload.output, self.speculation)
 
-    def _grown(self, contexts: Array) -> Array:
-        """Return the mean contexts in decode iterations, given those if each iteration gave one token."""
-        if self.speculation is None:
-            return contexts
-        before = self.workload.input.mean + 1.0
-        return before + self.growth * (contexts - before)
-
     @functools.cached_property
     def prompts(self) -> Prompts:
         """Return the inputs."""
@@ -167,20 +161,18 @@ class Load:
     @functools.cached_property
     def mean_residual(self) -> float:
         """Return the iterations until a resident query ends, averaged over iterations; at least 1."""
-        return max(length_biased_context(self.counted, self.encoder_decoder) - self.workload.input.mean, 1.0)
+        return max(resident_age(self.counted, self.encoder_decoder), 1.0)
 
     @functools.cached_property
     def resident_context(self) -> float:
         """Return the mean context of a resident query, averaged over iterations."""
-        return self.cached_tokens + float(
-            self._grown(np.array(length_biased_context(self.counted, self.encoder_decoder)))
-        )
+        generated = 1.0 + self.growth * (resident_age(self.counted, self.encoder_decoder) - 1.0)
+        return self.cached_tokens + resident_input(self.counted, self.encoder_decoder) + generated
 
     @memoized
     def steady(self, decode_iterations: int) -> SteadyState:
         """Return RRA's steady state at N_D."""
-        steady = steady_state(self.counted, decode_iterations, self.encoder_decoder, self.form)
-        return replace(steady, context=self._grown(steady.context)) if self.speculation else steady
+        return steady_state(self.counted, decode_iterations, self.encoder_decoder, self.form, self.growth)
 
     @functools.cached_property
     def _blocks(self) -> BlockDistribution:
@@ -238,8 +230,8 @@ class Load:
         """Return [iterations]: mean context of a static batch's rows; finished rows stay at their last position."""
         need, p = self.iterations
         iterations = max(1, int(need.max()))
-        contexts: Array = self.workload.input.mean + np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
-        return self._grown(contexts)
+        ages: Array = np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
+        return self.workload.input.mean + 1.0 + self.growth * (ages - 1.0)
 
     @memoized
     def longest_of(self, batch: int) -> Array:

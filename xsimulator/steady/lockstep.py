@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.specs.workload import LengthDistribution
+from xcore.specs.copula import at_ranks
+from xcore.specs.workload import Workload
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.recurrences import repeated, slots
 from xsimulator.steady.decode_steps import SHORT_OUTPUT
@@ -107,7 +108,7 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
     `budget` counts prompts if these are prefilled `whole`. Else it counts tokens, those of decoding sequences too.
     """
     load, share = scenario.load, 0.0 if whole else float(scenario.replica.decode.rows)
-    inputs, outputs = load.workload.input, load.steps
+    inputs = load.workload.input
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
     before, earlier, count = _counts(scenario, residents, each + 1.0 + idle)
     total = before + count + residents
@@ -115,7 +116,8 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
     if most > _MOST:
         return None
     shift = 1.0 if load.first_by_encoding else 0.0
-    lengths, stays = _lengths(inputs, total, 0), _lengths(outputs, total, 1) - shift
+    lengths, stays = _lengths(load.counted, total)
+    stays = stays - shift
     starts, ends = np.empty((2, total))
     iterations, at, prompt, froms, untils = np.empty((5, most))
     written = (starts, ends, iterations, at, prompt, froms, untils)
@@ -146,11 +148,14 @@ def _counts(scenario: Scenario, residents: int, parts: float) -> tuple[int, int,
     return before, earlier, -(-count // _CYCLE) * _CYCLE if varied else count
 
 
-def _lengths(distribution: LengthDistribution, count: int, seed: int) -> Array:
-    """Draw `count` lengths evenly in every cycle, always the same ones."""
-    quantiles = (np.random.default_rng(seed).permutation(_CYCLE) + 0.5) / _CYCLE
-    index = np.searchsorted(np.cumsum(distribution.p), quantiles)
-    return np.resize(distribution.s[np.minimum(index, len(distribution.s) - 1)].astype(np.float64), count)
+def _lengths(workload: Workload, count: int) -> tuple[Array, Array]:
+    """Draw the inputs and outputs of `count` requests evenly in every cycle, always the same ones."""
+    inputs, outputs = (np.random.default_rng(seed).permutation(_CYCLE) for seed in (0, 1))
+    if workload.copula:
+        drawn = workload.copula.output_ranks((inputs + 0.5) / _CYCLE, np.random.default_rng(1))
+        outputs = np.argsort(np.argsort(drawn))  # each rank once
+    of_input, of_output = ((ranks + 0.5) / _CYCLE for ranks in (inputs, outputs))
+    return np.resize(at_ranks(workload.input, of_input), count), np.resize(at_ranks(workload.output, of_output), count)
 
 
 def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens: float) -> Outcome:

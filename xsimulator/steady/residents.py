@@ -72,18 +72,23 @@ class SteadyState:
 
 
 def steady_state(
-    workload: Workload, iterations: int, encoder_decoder: bool = False, form: Form = "exact"
+    workload: Workload, iterations: int, encoder_decoder: bool = False, form: Form = "exact", growth: float = 1.0
 ) -> SteadyState:
-    """Return the steady state of RRA with N_D = `iterations`."""
+    """Return the steady state of RRA with N_D = `iterations`.
+
+    An iteration gives a query `growth` tokens on average.
+    """
     need, p = decode_iterations_of(workload.output, encoder_decoder, form)
     present = _survival(need, p, iterations)
     active = present.sum(axis=0)
-    # The i-th iteration of a query with an input of x tokens has the context x + i.
-    place = np.arange(1.0, present.size + 1).reshape(present.shape)
-    generated = np.divide((present * place).sum(axis=0), active, out=np.zeros(iterations), where=active > 0)
+    # The i-th iteration of a query with an input of x tokens has the context x + 1 + growth·(i - 1).
+    place = 1.0 + growth * np.arange(present.size).reshape(present.shape)
+    contexts = (_survival(need, p * workload.input_moments[0], iterations) + present * place).sum(axis=0)
+    nobody = np.full(iterations, workload.input.mean)
+    context = np.divide(contexts, active, out=nobody, where=active > 0)
     if form == "paper":
         active = _paper_active(need, p, iterations)
-    return SteadyState(float(active[0]), active, workload.input.mean + generated, present)
+    return SteadyState(float(active[0]), active, context, present)
 
 
 def _paper_active(need: Array, p: Array, iterations: int) -> Array:
@@ -115,11 +120,23 @@ def cornish_fisher(mean: float, variance: float, third: float, z: float = Z999) 
     return mean + math.sqrt(variance) * z + (z**2 - 1) / 6 * skewed
 
 
-def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> float:
-    """Return a resident query's mean context, averaged over iterations: E[S_E] + (E[D²]/E[D] + 1)/2, for any N_D."""
+def resident_input(workload: Workload, encoder_decoder: bool = False) -> float:
+    """Return a resident query's mean input, averaged over iterations: E[S_E·D]/E[D], for any N_D."""
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     first = float(need @ p)
-    return workload.input.mean + (float(need**2 @ p) / first + 1) / 2 if first else workload.input.mean
+    return float(need * p @ workload.input_moments[0]) / first if first else workload.input.mean
+
+
+def resident_age(workload: Workload, encoder_decoder: bool = False) -> float:
+    """Return the iterations of a resident query so far, averaged over iterations: (E[D²]/E[D] + 1)/2, for any N_D."""
+    need, p = decode_iterations_of(workload.output, encoder_decoder)
+    first = float(need @ p)
+    return (float(need**2 @ p) / first + 1) / 2 if first else 0.0
+
+
+def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> float:
+    """Return a resident query's mean context, averaged over iterations."""
+    return resident_input(workload, encoder_decoder) + resident_age(workload, encoder_decoder)
 
 
 def longest_of(distribution: LengthDistribution, batch: int) -> Array:
