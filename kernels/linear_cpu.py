@@ -30,7 +30,7 @@ _PANEL, _LANES = 16, 8
 _ROWS = 6
 _BLOCK = 96
 """Rows that are multiplied by one panel after the other: they stay in the second cache."""
-_ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2}
+ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2}
 _SLOPE, _BEND = np.float32(SLOPE), np.float32(BEND)
 
 
@@ -61,7 +61,7 @@ def panel_product(
         out = residual.to(x.dtype).contiguous()
         states = states.clone() if states.data_ptr() == out.data_ptr() else states  # tiles write while others read
     bias = torch.empty(0, dtype=x.dtype) if bias is None else bias
-    _product(out, states, panels, bias, _ACTIVATIONS[activation], residual is not None)
+    _product(out, states, panels, bias, ACTIVATIONS[activation], residual is not None)
     return out
 
 
@@ -140,7 +140,7 @@ def _round(_, adds, sums, row, out, start):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _activate(sums, bias, first, activation):  # type: ignore[no-untyped-def]
+def activate(sums, bias, first, activation):  # type: ignore[no-untyped-def]
     """Add the bias to a row's sums, and apply the activation, in place."""
     for n in range(min(_PANEL, len(bias) - first)):
         sums[n] += widened(bias[first + n])
@@ -154,7 +154,7 @@ def _activate(sums, bias, first, activation):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _write(out, row, first, sums, r, adds):  # type: ignore[no-untyped-def]
+def write_row(out, row, first, sums, r, adds):  # type: ignore[no-untyped-def]
     """Write row r of the sums to out[row, first:], if `adds`, plus what it holds."""
     outputs = out.shape[1]
     if first + _PANEL > outputs:
@@ -178,6 +178,6 @@ def _product(out, x, panels, bias, activation, adds):  # type: ignore[no-untyped
             done = _multiply(x, row, end - row, panels, panel, sums)
             for r in range(done):
                 if activation or len(bias):
-                    _activate(sums[r], bias, panel * _PANEL, activation)
-                _write(out, row + r, panel * _PANEL, sums, r, adds)
+                    activate(sums[r], bias, panel * _PANEL, activation)
+                write_row(out, row + r, panel * _PANEL, sums, r, adds)
             row += done

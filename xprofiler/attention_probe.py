@@ -9,7 +9,7 @@ import torch
 
 from exegpt.kernels.attention import attention, make_work_list
 from exegpt.kernels.attention_flashinfer import FlashInfer
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.models.cache import KVCache
 from xrunner.models.device import CPU
@@ -56,7 +56,7 @@ class AttentionProbe:
         device: torch.device = CPU,
         attention: str = "triton",
     ):
-        block_bytes = BLOCK_SIZE * model.kv_bytes(1, dtype)
+        block_bytes = BLOCK_SIZE * model.kv_bytes(1, usual_kv_dtype(dtype))
         self._blocks = max(batch * -(-length // BLOCK_SIZE), COLD_BYTES // block_bytes)
         self._heads, self._kv_heads = model.heads, model.kv_heads
         self._order = torch.arange(self._blocks, dtype=torch.int32, device=device)

@@ -60,5 +60,5 @@ def _static_schedule(model: Model, batch: int, prompt: int, output: int) -> Sche
         stages=(Stage((0,), 1, "both", None, (0, len(model.layers))),),
         kv_blocks=batch * -(-(prompt + output) // BLOCK_SIZE),
         dtype=model.dtype,
-        kv_dtype=model.dtype,
+        kv_dtype=model.kv_dtype,
     )

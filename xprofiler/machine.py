@@ -10,6 +10,7 @@ from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec, local_cluster
 from xcore.specs.device_spec import DeviceSpec
+from xcore.specs.model import usual_kv_dtype
 from xcore.usable_cpus import usable_cpus
 from xprofiler.timing import timed
 
@@ -154,5 +155,6 @@ def measured(cluster: ClusterSpec, dtype: str = "fp32") -> ClusterSpec:
     from xrunner.models.weights import torch_dtype
 
     rate = matrix_flops_s(dtype=torch_dtype(dtype))
-    device = replace(cluster.device, bandwidth_bytes_s=read_bandwidth_bytes_s(), flops_s={dtype: rate})
+    rates = {usual_kv_dtype(dtype): rate}  # weights of fewer bits are converted to it
+    device = replace(cluster.device, bandwidth_bytes_s=read_bandwidth_bytes_s(), flops_s=rates)
     return replace(cluster, device=device)

@@ -150,7 +150,7 @@ def _product_rates(spec: DeviceSpec, dtype: str, engine: EngineSpec) -> ProductR
     computed = arithmetic(spec, dtype)
     native = computed == ARITHMETIC.get(dtype, dtype)
     longer_s = engine.nvfp4_product_s if native and dtype == "nvfp4" else 0.0
-    inputs = BYTES[dtype] if native else activation_bytes(dtype)
+    inputs = BYTES[dtype] if native and computed != "fp32" else activation_bytes(dtype)
     return ProductRates(spec.reached_flops_s(computed) * engine.clock, BYTES[dtype], inputs, longer_s)
 
 
@@ -162,7 +162,7 @@ def roofline_device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str,
     """
     on_gpu = spec.kind != "cpu"
     bandwidth = spec.bandwidth_bytes_s * spec.bandwidth_fraction
-    outer = dtype if BYTES[dtype] >= 2 else half_dtype(spec)
+    outer = dtype if BYTES[dtype] >= 2 else "fp32" if activation_bytes(dtype) == 4 else half_dtype(spec)
     # Attention computes in 8 bits where all that it reads has them.
     both = dtype if dtype == kv_dtype and arithmetic(spec, dtype) == dtype else outer
     kv_rate = engine.kv8_rate if BYTES[kv_dtype] == 1 else 1.0

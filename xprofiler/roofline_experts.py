@@ -37,7 +37,12 @@ _BLACKWELL = {
     "mxfp4": GroupedProducts(33e-6, 0.24, 0.54),  # with activations in 8 bits
     "int4": GroupedProducts(37e-6, 0.08, 0.31),
 }
-_NEAREST = {"fp32": "bf16", "fp16": "bf16", "int8": "fp8", "nvfp4": "mxfp4", "fp8": "bf16", "mxfp4": "int4"}
+_NEAREST = {
+    **dict.fromkeys(("fp32", "fp16", "fp8", "w8a16", "w8a32", "w4a32"), "bf16"),
+    "int8": "fp8",
+    "nvfp4": "mxfp4",
+    "mxfp4": "int4",
+}
 """Dtype of the weights → that of the kernels whose shares stand for it where its own were not measured."""
 _VALUES = 2
 """Bytes of a value between the products."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from xcore import document
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xprofiler import machine
 from xprofiler.points import FEW, FULL, Points
@@ -49,11 +49,15 @@ def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
         except InputError:  # torn, or of another version
             path.unlink()
             return measured_once(cluster, dtype)
-        device = replace(cluster.device, bandwidth_bytes_s=rates.bandwidth_bytes_s, flops_s={dtype: rates.flops_s})
+        device = replace(
+            cluster.device, bandwidth_bytes_s=rates.bandwidth_bytes_s, flops_s={usual_kv_dtype(dtype): rates.flops_s}
+        )
         return replace(cluster, device=device)
     measured = machine.measured(cluster, dtype)
     path.parent.mkdir(parents=True, exist_ok=True)
-    document.write(path, machine.Rates(measured.device.flops_s[dtype], measured.device.bandwidth_bytes_s))
+    document.write(
+        path, machine.Rates(measured.device.flops_s[usual_kv_dtype(dtype)], measured.device.bandwidth_bytes_s)
+    )
     return measured
 
 

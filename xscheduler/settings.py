@@ -12,7 +12,7 @@ from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.deployment import Deployment
 from xcore.specs.engine_memory import DATA_SHEET
 from xcore.specs.engine_spec import EngineSpec, engine_of
-from xcore.specs.model import ARITHMETIC, BYTES, DTYPES, KV_DTYPES, ModelSpec, usual_kv_dtype
+from xcore.specs.model import ARITHMETIC, BYTES, DTYPES, KV_DTYPES, ModelSpec, usual_kv_dtype, weights_dtype
 from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
@@ -157,6 +157,8 @@ def find_setting(
     if not one_by_one:
         scaling += _independent_text(load, read.name)
     dtype, kv_dtype = _known_dtype(dtype, "--dtype", tuple(BYTES)), _known_dtype(kv_dtype, "--kv-dtype", KV_DTYPES)
+    if dtype and cluster == "local":
+        dtype = weights_dtype(spec.dtype, dtype)
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
     how = {"kv_dtype": kv_dtype, "engine": engine, "front_end": front_end}
@@ -242,7 +244,7 @@ def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
 def _beyond_dense_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec, workload: Workload) -> list[str]:
     """Return sentences on what is assumed of weights of few bits, of experts, and of layers with windows."""
     texts, experts, windows = [], model.experts, model.windows
-    if BYTES[profile.dtype] < 2 and profile.source == "roofline":
+    if BYTES[profile.dtype] < 2 and profile.source == "roofline" and not cluster.is_cpu:
         computed = arithmetic(cluster.device, profile.dtype)
         if computed != ARITHMETIC.get(profile.dtype, profile.dtype):
             texts.append(f"weights: {profile.dtype}, converted to {computed} in each product on {cluster.device.kind}")
@@ -314,7 +316,7 @@ def run_dtype(asked: str | None, given: Schedule | None, model: ModelSpec, devic
     This is the requested dtype, else the given schedule's, else the device's usual dtype for the checkpoint.
     """
     if asked not in (None, "auto"):
-        return asked
+        return weights_dtype(model.dtype, asked)
     return given.dtype if given else _local_dtype(model, device == "cpu")[0]
 
 
@@ -324,6 +326,9 @@ def _local_dtype(model: ModelSpec, on_cpu: bool) -> tuple[str, str]:
 
     if not on_cpu:
         return "bf16", "the default on this machine's GPU"
+    if model.dtype in ("int4", "w8a16"):
+        computed = "bf16" if computes_bf16() else "fp32"
+        return weights_dtype(model.dtype, computed), f"because this CPU computes the checkpoint's weights in {computed}"
     if model.dtype is None or BYTES[model.dtype] != 2:
         return "fp32", "the default on CPUs for this checkpoint"
     if computes_bf16():

@@ -22,7 +22,7 @@ from xcore.policies.adjustment import USUAL_SHARE
 from xcore.requests.request import Request, Result
 from xcore.requests.request_lists import read_for_model
 from xcore.requests.shuffle import shuffled_places
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule, ranks_needed
 from xcore.specs.workload import Workload
@@ -220,7 +220,12 @@ def _setting(
         return replace(setting, profile=measured.profile, assumptions=assumptions)
     profile = measured.profile
     return Setting(
-        find_model(options.directory), measured.cluster, workload, profile, profile.dtype, (profile_text(profile),)
+        find_model(options.directory),
+        measured.cluster,
+        workload,
+        profile,
+        usual_kv_dtype(profile.dtype),
+        (profile_text(profile),),
     )
 
 

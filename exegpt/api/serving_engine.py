@@ -23,7 +23,7 @@ from xcore.policies import TRAITS
 from xcore.requests.engine_protocol import Opened, Speed
 from xcore.requests.request import Request
 from xcore.requests.starting import say_starting
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.schedule import Schedule
 from xcore.tokenizer import load_tokenizer
 from xcore.traces.fit_context import fit_context
@@ -235,7 +235,7 @@ def engine_setting(options: EngineOptions, measured: "ProfilingJob", given: Sche
     assumptions += [*scaling, profile_text(profile), *products_text(profile.dtype, measured.cluster.is_cpu)]
     for assumption in assumptions:
         output.note(assumption)
-    return Setting(spec, measured.cluster, workload, profile, profile.dtype, tuple(assumptions))
+    return Setting(spec, measured.cluster, workload, profile, usual_kv_dtype(profile.dtype), tuple(assumptions))
 
 
 def _setting_of(opened: Opened) -> Setting:

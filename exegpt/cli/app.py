@@ -45,8 +45,9 @@ for command, about in (  # a line of `exegpt --help` each; each command's own --
 app.command("engine", hidden=True)(engine.engine)
 app.command("list")(listing.list_)
 
-_model = typer.Typer(help="Create model directories.", no_args_is_help=True, rich_markup_mode=None)
+_model = typer.Typer(help="Create and quantise model directories.", no_args_is_help=True, rich_markup_mode=None)
 _model.command("create")(model.create)
+_model.command("quantize")(model.quantize)
 app.add_typer(_model, name="model")
 
 _outputs = typer.Typer(help="Learn output lengths from answers.", no_args_is_help=True, rich_markup_mode=None)

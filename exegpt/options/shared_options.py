@@ -131,8 +131,8 @@ class PredictionOptions:
 
     dtype: str | None = option(
         None,
-        "The weights' dtype: bf16, fp16, fp32, fp8, int8, int4, mxfp4 or nvfp4. Default: the checkpoint's own; fp32 on "
-        "CPUs.",
+        "The weights' dtype: bf16, fp16, fp32, fp8, int8, int4, w8a16, mxfp4 or nvfp4. Default: the checkpoint's own; "
+        "fp32 on CPUs.",
     )
     kv_dtype: str | None = KV_DTYPE
     memory_fraction: float | None = option(

@@ -2,16 +2,21 @@
 
 import functools
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.experts import Experts
 from xcore.specs.latent_attention import LatentAttention
-from xcore.specs.quantization import checkpoint_format, directory_format
+from xcore.specs.quantization import checkpoint_format, directory_format, has_head
 from xcore.specs.windows import Windows, seen_within
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 BYTES: dict[str, float] = {
     "fp32": 4,
@@ -22,12 +27,16 @@ BYTES: dict[str, float] = {
     "int4": 0.5195,
     "mxfp4": 0.53125,
     "nvfp4": 0.5625,
+    "w8a16": 1.03125,
+    "w8a32": 1.03125,
+    "w4a32": 0.53125,
 }
 """Bytes of one weight of each dtype, with its scales.
 
-A scale stands for a row of a matrix in int8, for 128 weights in int4 (AWQ, GPTQ), for 32 in mxfp4 and 16 in nvfp4.
+A scale stands for a row of a matrix in int8, for 128 weights in int4 (AWQ, GPTQ) and after `w`, for 32 in mxfp4 and 16
+in nvfp4. `w8a16` is weights of 8 bits and activations of 16, `int4` of 4 and 16; those with `a32` compute in float32.
 """
-ARITHMETIC: dict[str, str] = {"int4": "", "mxfp4": "fp4", "nvfp4": "fp4"}
+ARITHMETIC: dict[str, str] = {"int4": "", "mxfp4": "fp4", "nvfp4": "fp4", "w8a16": "", "w8a32": "fp32", "w4a32": "fp32"}
 """Dtype of weights → the rate of a device that computes with them; missing: the rate of the same name; "": none."""
 KV_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 """Dtypes of keys and values."""
@@ -40,12 +49,25 @@ def activation_bytes(dtype: str) -> int:
 
     `dtype` is that of the layers. The other values stay in 16 bits if the layers' weights have 8.
     """
-    return 4 if dtype == "fp32" else 2
+    return 4 if usual_kv_dtype(dtype) == "fp32" else 2
 
 
 def usual_kv_dtype(dtype: str) -> str:
-    """Return the default dtype of keys and values: as in vLLM, never less than 16 bits."""
+    """Return the default dtype of keys and values, that of activations: as in vLLM, never less than 16 bits."""
+    if ARITHMETIC.get(dtype) == "fp32":
+        return "fp32"
     return "bf16" if BYTES[dtype] < 2 else dtype
+
+
+def weights_dtype(checkpoint: str | None, computed: str) -> str:
+    """Return the dtype of a run in `computed` of a checkpoint whose own dtype is `checkpoint`.
+
+    Quantised weights stay as they are: `w4a32` for 4 bits in fp32.
+    """
+    in_float32 = {"int4": "w4a32", "w8a16": "w8a32"}
+    if checkpoint not in in_float32 or computed not in ("fp32", "bf16"):
+        return computed
+    return in_float32[checkpoint] if computed == "fp32" else checkpoint
 
 
 MAX_SIZE = 2**31 - 1
@@ -88,6 +110,8 @@ class ModelSpec(Spec):
 
     Engines then sort logits unless a request asks for other sampling.
     """
+    head_dtype: str | None = None
+    """The dtype of a quantised output head; None: it has that of activations. It is no size either."""
     experts: Experts | None = None
     """The experts of a mixture of experts; None: a dense model."""
     latent: LatentAttention | None = None
@@ -138,8 +162,8 @@ class ModelSpec(Spec):
 
     @property
     def sizes(self) -> "ModelSpec":
-        """Return this spec with its sizes only: without its name, and its checkpoint's dtype and sampling."""
-        return replace(self, name="", dtype=None, sorts_logits=None)
+        """Return this spec with its sizes only: without its name, and its checkpoint's dtypes and sampling."""
+        return replace(self, name="", dtype=None, sorts_logits=None, head_dtype=None)
 
     @property
     def longest_request(self) -> int | None:
@@ -314,10 +338,16 @@ class ModelSpec(Spec):
 
     def checkpoint_bytes(self, dtype: str) -> float:
         """Return the bytes of all weights."""
-        outer = (self.embedding_parameters + self.head_parameters) * activation_bytes(dtype)
+        outer = (self.embedding_parameters + self.head_parameters) * activation_bytes(dtype) - self.head_saving(dtype)
         encoder = self.encoder_layers * self.encoder_layer_parameters * BYTES[dtype]
         layer = self.dense_parameters * BYTES[self.dense_dtype(dtype)] + self.expert_parameters * BYTES[dtype]
         return self.layers * layer + encoder + outer
+
+    def head_saving(self, dtype: str) -> float:
+        """Return the bytes that a quantised output head takes less than one in the dtype of activations."""
+        if self.head_dtype is None or BYTES[dtype] >= 2:
+            return 0.0
+        return self.vocab * self.hidden * (activation_bytes(dtype) - BYTES[self.head_dtype])
 
     def layer_bytes(self, tp: int = 1, dtype: str = "fp16", encoder: bool = False) -> float:
         """Return the bytes of one layer's weights on one of `tp` devices."""
@@ -370,6 +400,22 @@ class ModelSpec(Spec):
         return apart or width % tp != 0 or (dtype == "fp8" and width // tp % _BLOCK != 0)
 
     @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        """Leave the head's dtype out of files unless it is quantised, so that those of other models don't change."""
+        from pydantic_core import core_schema  # only what reads or writes documents calls this
+
+        def write(model: ModelSpec, serialize: Callable[[ModelSpec], dict[str, object]]) -> dict[str, object]:
+            written = serialize(model)
+            if written["head_dtype"] is None:
+                del written["head_dtype"]
+            return written
+
+        plain = core_schema.wrap_serializer_function_ser_schema(write)
+        return core_schema.no_info_wrap_validator_function(
+            lambda data, validate: validate(data), handler(source), serialization=plain
+        )
+
+    @classmethod
     def from_config(cls, config: Mapping[str, object], name: str) -> "ModelSpec":
         """Build the spec that a Hugging Face `config.json` describes; InputError names what isn't supported."""
         from xcore.architectures import read_sizes
@@ -380,7 +426,8 @@ class ModelSpec(Spec):
             of.get(key) for of in (config, text if isinstance(text, dict) else {}) for key in ("dtype", "torch_dtype")
         ]
         plain = next((dtype for dtype in kept if isinstance(dtype, str)), "")
-        return replace(spec, dtype=checkpoint_format(config, name) or DTYPES.get(plain))
+        quantised = checkpoint_format(config, name)
+        return replace(spec, dtype=quantised or DTYPES.get(plain), head_dtype=quantised if has_head(config) else None)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelSpec":

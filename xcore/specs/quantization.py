@@ -1,21 +1,23 @@
 """How checkpoints declare that their weights are quantised: the dtypes that can be planned, and that can be loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from xcore.errors import InputError
 
 STORED_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 """Dtypes of safetensors files that are plain floats. A tensor of another dtype needs an implemented method."""
-METHODS: frozenset[str] = frozenset()
-"""Quantisation methods that the loader implements, by their `quant_method` or `quant_algo`: none yet."""
+METHODS = ("gptq", "awq", "compressed-tensors")
+"""Quantisation methods whose weights can be loaded, by their `quant_method`."""
 
 _CONFIG_KEYS = ("quantization_config", "compression_config", "quantization", "quant_config", "sparsity_config")
 """Keys of a `config.json`: transformers', the former ones of compressed-tensors and AutoAWQ, MLX's."""
 _SETTINGS = ("kv_cache_quant_algo", "format", "bits", "w_bit")
 """Keys that describe a method without a name."""
-_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Files next to a `config.json`: ModelOpt's, AutoGPTQ's, AutoAWQ's."""
+_FILES = {"hf_quant_config.json": None, "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files next to a `config.json`, ModelOpt's, AutoGPTQ's and AutoAWQ's → the method of a file that names none."""
 
 
 _ALGORITHMS = {
@@ -36,7 +38,7 @@ _ALGORITHMS = {
 """Method or algorithm, in lower case → our dtype of the weights."""
 
 
-def checkpoint_format(config: Mapping[str, object], name: str) -> str | None:
+def checkpoint_format(config: dict[str, Any], name: str) -> str | None:
     """Return the dtype of the quantised weights that a `config.json` declares; None for plain floats.
 
     Raises:
@@ -50,25 +52,25 @@ def checkpoint_format(config: Mapping[str, object], name: str) -> str | None:
     return None
 
 
+def has_head(config: dict[str, Any]) -> bool:
+    """Return whether a `config.json` declares that the output head is quantised too, by GPTQ's `lm_head`."""
+    declared = config.get("quantization_config")
+    return isinstance(declared, dict) and declared.get("lm_head") is True
+
+
 def directory_format(directory: Path, name: str) -> str | None:
     """Return the dtype of the quantised weights that a file beside a `config.json` declares; None for plain floats.
 
     Raises:
         InputError: The format can't be planned; the message names it.
     """
-    from xcore.document import read_json
-
-    for file in _FILES:
-        path = directory / file
-        if path.is_file():
-            value = read_json(path)
-            value = value.get("quantization", value) if isinstance(value, dict) else value
-            if not _is_unquantised(value) and (found := _planned(value, name, f"its directory has {file} with")):
-                return found
+    for file, value in _declared_in_files(directory):
+        if found := _planned(value, name, f"its directory has {file} with"):
+            return found
     return None
 
 
-def _planned(value: object, name: str, where: str) -> str | None:
+def _planned(value: Any, name: str, where: str) -> str | None:
     """Return the dtype of weights by their settings; None for plain floats. InputError, from `where` on, if unknown."""
     settings = value if isinstance(value, dict) else {}
     if groups := settings.get("config_groups"):
@@ -79,6 +81,8 @@ def _planned(value: object, name: str, where: str) -> str | None:
     method = next((m for m in (settings.get("quant_algo"), settings.get("quant_method")) if isinstance(m, str)), "")
     bits = settings.get("bits", settings.get("w_bit", 4))
     known = _ALGORITHMS.get(method.lower())
+    if method.lower() in ("gptq", "gptq_marlin") and bits == 8:
+        return "w8a16"
     if known is None and settings.get("quant_algo") is None and settings.get("kv_cache_quant_algo"):
         return None  # keys and values alone
     if known is None or (known == "int4" and bits != 4):
@@ -86,9 +90,10 @@ def _planned(value: object, name: str, where: str) -> str | None:
     return known
 
 
-def _group_format(group: object) -> str | None:
+def _group_format(group: Any) -> str | None:
     """Return the dtype of the weights of a group of compressed-tensors or ModelOpt; None if it is unknown."""
-    if not isinstance(group, dict) or not isinstance(weights := group.get("weights"), dict):
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
         return None
     match weights.get("type"), weights.get("num_bits"), weights.get("group_size"):
         case "float", 8, _:
@@ -100,45 +105,123 @@ def _group_format(group: object) -> str | None:
         case "int", 4, _:
             return "int4"
         case "int", 8, _:
-            return "int8" if group.get("input_activations") else None
+            return "int8" if group.get("input_activations") else "w8a16"
     return None
 
 
 def _unplanned(name: str, evidence: str) -> InputError:
-    known = "fp8, int8 (weights and activations), int4 (AWQ, GPTQ, compressed-tensors), mxfp4 and nvfp4"
+    known = "fp8, int8 (with or without activations), int4 (AWQ, GPTQ, compressed-tensors), mxfp4 and nvfp4"
     return InputError(
         f"Model '{name}' is a quantised checkpoint whose cost is not known: {evidence}; known formats are {known}. "
         "Plan the original model with --dtype instead."
     )
 
 
-def refuse_quantised_config(config: Mapping[str, object], name: str) -> None:
-    """Refuse to load the weights of a `config.json` that names a quantisation method that the loader doesn't implement.
+@dataclass(frozen=True)
+class PackedFormat:
+    """How the files of a checkpoint hold weights of few bits."""
+
+    method: str
+    """One of `METHODS`."""
+    bits: int
+    """8 or 4."""
+    group_size: int | None
+    """Inputs that share a scale; None: all inputs of an output."""
+    zero_offset: int = 0
+    """What is added to stored zero points."""
+
+    @property
+    def dtype(self) -> str:
+        """Our dtype of the weights, with activations of 16 bits."""
+        return {4: "int4", 8: "w8a16"}[self.bits]
+
+
+def packed_format(config: dict[str, Any], directory: Path, name: str) -> PackedFormat | None:
+    """Return how a directory's weights are packed, from its `config.json` or a file beside it; None for plain floats.
 
     Raises:
-        InputError: Names the key and the method.
+        InputError: The loader doesn't implement the method or one of its settings; the message names it.
     """
-    for key in _CONFIG_KEYS:
-        value = config.get(key)
-        if value and _method(value) not in METHODS:
-            raise _refusal(name, f"its config.json has {key} with {_described(value)}")
+    declared = [(f"its config.json has {key} with", config[key]) for key in _CONFIG_KEYS if config.get(key)]
+    beside = [(f"its directory has {file} with", value) for file, value in _declared_in_files(directory)]
+    for where, value in (*declared, *beside):
+        if _method(value) not in METHODS:
+            raise _refusal(name, f"{where} {_described(value)}")
+    if not declared and not beside:
+        return None
+    where, value = (declared or beside)[0]
+    read = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}[_method(value)]
+    packing, wrong = read(value)
+    if wrong:
+        raise _refusal(name, f"{where} {_described(value)} and {wrong}")
+    return packing
 
 
-def refuse_quantised_files(directory: Path, name: str) -> None:
-    """Refuse to load the weights of a directory with a quantisation file whose method the loader doesn't implement.
+def _group(size: Any) -> int | None:
+    """Return a group's size; None for all inputs."""
+    return None if size in (-1, None) else size
 
-    Raises:
-        InputError: Names the file and the method.
-    """
+
+def _checked(packing: PackedFormat, **refused: Any) -> tuple[PackedFormat, str]:
+    """Return the format, and the first of its settings that can't be loaded, as text; empty if all can."""
+    size = packing.group_size
+    refused["bits"] = packing.bits if packing.bits not in (4, 8) else None
+    whole = size is None or (isinstance(size, int) and size > 0 and size % 2 == 0)
+    refused["group_size"] = None if whole else size
+    return packing, next((f"{key} = {value!r}" for key, value in refused.items() if value), "")
+
+
+def _gptq(value: dict[str, Any]) -> tuple[PackedFormat, str]:
+    stored = value.get("checkpoint_format", value.get("format"))
+    offset = 0 if stored == "gptq_v2" else 1  # the first version stores zero points less one
+    return _checked(
+        PackedFormat("gptq", value.get("bits", 4), _group(value.get("group_size", 128)), offset),
+        checkpoint_format=None if stored in (None, "gptq", "gptq_v2") else stored,
+        dynamic=value.get("dynamic"),
+        is_marlin_format=value.get("is_marlin_format"),
+    )
+
+
+def _awq(value: dict[str, Any]) -> tuple[PackedFormat, str]:
+    version = str(value.get("version", "gemm"))
+    bits = value.get("bits", value.get("w_bit", 4))
+    packing, wrong = _checked(
+        PackedFormat("awq", bits, _group(value.get("group_size", value.get("q_group_size", 128)))),
+        version=None if version.lower() == "gemm" else version,
+    )
+    return packing, wrong or (f"bits = {bits!r}" if bits != 4 else "")
+
+
+def _compressed(value: dict[str, Any]) -> tuple[PackedFormat, str]:
+    groups = value.get("config_groups")
+    group = next(iter(groups.values())) if isinstance(groups, dict) and len(groups) == 1 else {}
+    weights = group.get("weights") if isinstance(group, dict) else None
+    weights = weights if isinstance(weights, dict) else {}
+    kind, strategy = weights.get("type", "int"), weights.get("strategy", "group")
+    return _checked(
+        PackedFormat("compressed-tensors", weights.get("num_bits", 0), _group(weights.get("group_size"))),
+        format=None if value.get("format") == "pack-quantized" else value.get("format") or "none",
+        config_groups=None if weights else groups or "none",
+        type=None if kind == "int" else kind,
+        strategy=None if strategy in ("group", "channel") else strategy,
+        input_activations=group.get("input_activations") if weights else None,
+        kv_cache_scheme=value.get("kv_cache_scheme"),
+    )
+
+
+def _declared_in_files(directory: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the files beside a `config.json` that say how weights are quantised, and their settings."""
     from xcore.document import read_json
 
-    for file in _FILES:
+    for file, method in _FILES.items():
         path = directory / file
         if path.is_file():
             value = read_json(path)
             value = value.get("quantization", value) if isinstance(value, dict) else value
-            if not _is_unquantised(value) and _method(value) not in METHODS:
-                raise _refusal(name, f"its directory has {file} with {_described(value)}")
+            if method and isinstance(value, dict) and _method(value) is None:
+                value = value | {"quant_method": method}
+            if not _is_unquantised(value):
+                yield file, value
 
 
 def refuse_quantised_tensor(tensor: str, dtype: str | None, file: Path, name: str) -> None:
@@ -160,16 +243,18 @@ def refuse_quantised_tensor(tensor: str, dtype: str | None, file: Path, name: st
 
 
 def _refusal(name: str, evidence: str) -> InputError:
-    known = f"implemented methods are {', '.join(sorted(METHODS))}" if METHODS else "use its original weights"
-    return InputError(f"Model '{name}' is a quantised checkpoint, which is not supported: {evidence}; {known}.")
+    return InputError(
+        f"Model '{name}' is a quantised checkpoint, which is not supported: {evidence}; those that run have weights of "
+        f"4 or 8 bits by {', '.join(METHODS)}."
+    )
 
 
-def _method(value: object) -> str | None:
+def _method(value: Any) -> Any:
     found = [value.get(key) for key in ("quant_method", "quant_algo")] if isinstance(value, dict) else []
     return next((method for method in found if isinstance(method, str)), None)
 
 
-def _described(value: object) -> str:
+def _described(value: Any) -> str:
     method = _method(value)
     if method:
         return f"the method '{method}'"
@@ -178,7 +263,7 @@ def _described(value: object) -> str:
     return next(known, "an unnamed method")
 
 
-def _is_unquantised(value: object) -> bool:
+def _is_unquantised(value: Any) -> bool:
     """Return whether ModelOpt's file says that neither the weights nor the KV cache are quantised."""
     algorithms = ("quant_algo", "kv_cache_quant_algo")
     return isinstance(value, dict) and "quant_algo" in value and not any(value.get(key) for key in algorithms)

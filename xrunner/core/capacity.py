@@ -40,7 +40,7 @@ def _most_encoded(schedule: Schedule) -> int:
 def cache_bytes(model: Model, schedule: Schedule, blocks: int) -> int:
     """Return the bytes of a rank's KV cache with `blocks` blocks."""
     tokens = blocks * schedule.block_size
-    return tokens * model.cached_layers * model.share.kv_bytes(1, model.dtype)
+    return tokens * model.cached_layers * model.share.kv_bytes(1, model.kv_dtype)
 
 
 def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:

@@ -12,7 +12,7 @@ from xcore.policies.from_schedule import make_policy
 from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request, Result
 from xcore.specs.change import Change
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.schedule import Schedule, devices, ranks_needed
 from xcore.specs.timeline import Span
 from xrunner.comm.gpu import Gpu
@@ -24,7 +24,7 @@ from xrunner.comm.transport import Transport
 from xrunner.models import Model, Shard, load_model
 from xrunner.models.attention_planning import check_attention, described
 from xrunner.models.device import identity
-from xrunner.models.weights import DTYPES
+from xrunner.models.weights import DTYPES, QUANTIZED
 from xrunner.rank.assembly import DeviceBatch
 
 KINDS = DeviceBatch, KVArrival, Request, Result, TokenEvent, Change, Span
@@ -110,8 +110,9 @@ def check_schedule(schedule: Schedule, model: Model, started: int) -> None:
         InputError: The schedule is for another model, dtype or number of ranks.
     """
     schedule.check_model(model.spec)
-    for name, dtype in (("dtype", schedule.dtype), ("kv_dtype", schedule.kv_dtype)):
-        if dtype != model.dtype:
+    dtypes = ("dtype", schedule.dtype, model.dtype), ("kv_dtype", schedule.kv_dtype, model.kv_dtype)
+    for name, dtype, loaded in dtypes:
+        if dtype != loaded:
             raise InputError(
                 f"The schedule has {name} {dtype}, but the model was loaded in {model.dtype}: use the same dtype."
             )
@@ -148,7 +149,7 @@ def check_runnable(schedule: Schedule, model: ModelSpec) -> None:
             "it to another engine, or tune without --draft-acceptance."
         )
     make_policy(schedule)
-    if schedule.dtype not in DTYPES or schedule.kv_dtype != schedule.dtype:
+    if schedule.dtype not in DTYPES | QUANTIZED or schedule.kv_dtype != usual_kv_dtype(schedule.dtype):
         raise InputError(
             f"The schedule has dtype {schedule.dtype} and kv_dtype {schedule.kv_dtype}: both must be the same, "
             f"{' or '.join(DTYPES)}; tune with --dtype."

@@ -10,7 +10,7 @@ from xcore.errors import InputError
 from xcore.specs.model import BYTES, ModelSpec
 from xrunner.models.families import FAMILIES
 from xrunner.models.generated_merges import generated_merges
-from xrunner.models.weights import RandomWeights, torch_dtype
+from xrunner.models.weights import RandomWeights, torch_dtype, weight_bits
 
 _BYTES = 256
 _END = "<|endoftext|>"
@@ -57,6 +57,10 @@ def create_model(
     if not 1 <= shards <= layers:
         raise InputError(f"{layers} layers can't be split into {shards} shards: choose 1 to {layers}.")
     config = _config(arch, layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, context)
+    if weight_bits(dtype):
+        raise InputError(
+            f"A model can't be created in {dtype}: create it in float32, then run `exegpt model quantize`."
+        )
     config["dtype"] = str(torch_dtype(dtype)).removeprefix("torch.")
     if hidden % (2 * heads):
         raise InputError(f"A hidden size of {hidden} can't be split evenly over {heads} heads of an even size.")

@@ -9,7 +9,7 @@ import torch
 from exegpt.kernels.argmax import argmax
 from exegpt.kernels.log_probs import LogProbs, PromptLogProbs, log_probs
 from exegpt.kernels.sampling import Sampling, sample
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xrunner.models.batch import Batch, attend
 from xrunner.models.cache import KVCache
 from xrunner.models.device import CPU
@@ -61,6 +61,7 @@ class Model:
     spec: ModelSpec
     """The whole model's sizes."""
     dtype: str
+    """That of activations; or that of quantised weights, which decides it: see `BYTES`."""
     layers: tuple[Layer, ...]
     ends: Ends
     eos: frozenset[int]
@@ -77,7 +78,12 @@ class Model:
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """Return an empty KV cache for this model's layers."""
-        return KVCache.allocate(self.share, self.cached_layers, blocks, block_size, self.dtype, self.device)
+        return KVCache.allocate(self.share, self.cached_layers, blocks, block_size, self.kv_dtype, self.device)
+
+    @property
+    def kv_dtype(self) -> str:
+        """The dtype of keys and values: that of activations."""
+        return usual_kv_dtype(self.dtype)
 
     @property
     def cached_layers(self) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
+from exegpt.kernels.quantized_linear import Linear, linear_of
 from exegpt.kernels.rotary import rotate_and_write
 from exegpt.kernels.swiglu import swiglu
 from xcore.architectures.config_sizes import number
@@ -21,7 +21,7 @@ from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 from xrunner.models.row_chunks import in_row_chunks
 from xrunner.models.shard import Shard
-from xrunner.models.weights import Weights, output_head
+from xrunner.models.weights import Matrix, Weights, output_matrix
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -197,11 +197,13 @@ class LlamaLayer:
             full = f"model.layers.{layer}.{name}"
             return shard.cut(weights.get(full, shapes[full]), sharded[full])
 
-        def linear(*names: str) -> PackedLinear:
+        def matrix(name: str) -> Matrix:
+            full = f"model.layers.{layer}.{name}.weight"
+            return shard.cut_matrix(weights.matrix(full, shapes[full]), sharded[full])
+
+        def linear(*names: str) -> Linear:
             biases = [get(f"{name}.bias") for name in names if f"model.layers.{layer}.{name}.bias" in shapes]
-            return PackedLinear(
-                torch.cat([get(f"{name}.weight") for name in names]), torch.cat(biases) if biases else None
-            )
+            return linear_of([matrix(name) for name in names], biases)
 
         self.epsilon = number(config, "rms_norm_eps", 1e-6)
         self.cosines, self.sines = tables
@@ -266,7 +268,7 @@ class LlamaEnds:
             self.embedding = table()
         if head:
             self.norm = weights.get("model.norm.weight", (spec.hidden,))
-            self.head = PackedLinear(output_head(spec, weights, lambda: self.embedding if embedding else table()))
+            self.head = linear_of([output_matrix(spec, weights, lambda: self.embedding if embedding else table())])
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Embed tokens: int64 [tokens] → [tokens, hidden]."""

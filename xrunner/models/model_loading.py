@@ -10,14 +10,23 @@ import torch
 from xcore.document import read_json
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec, read_config
-from xcore.specs.quantization import refuse_quantised_config, refuse_quantised_files, refuse_quantised_tensor
-from xrunner.models import t5
+from xcore.specs.quantization import PackedFormat, packed_format, refuse_quantised_tensor
+from xrunner.models import llama, t5
 from xrunner.models.decoder import Model
 from xrunner.models.device import CPU, keep_memory
 from xrunner.models.encoder_decoder import EncoderDecoder
-from xrunner.models.families import family_of
+from xrunner.models.families import FAMILIES, family_of
+from xrunner.models.packed_weights import PARTS
 from xrunner.models.shard import WHOLE, Shard
-from xrunner.models.weights import RandomWeights, SafetensorsWeights, StoredTensor, Weights, stored_name, torch_dtype
+from xrunner.models.weights import (
+    RandomWeights,
+    SafetensorsWeights,
+    StoredTensor,
+    Weights,
+    stored_name,
+    torch_dtype,
+    weight_bits,
+)
 
 
 def load_model(
@@ -43,12 +52,12 @@ def load_model(
     """
     config = _with_generation_config(Path(directory), read_config(directory))
     spec = ModelSpec.from_directory(directory)
-    refuse_quantised_config(config, spec.name)
-    refuse_quantised_files(Path(directory), spec.name)
+    format = packed_format(config, Path(directory), spec.name)
+    _check_format(format, spec, dtype, device)
     for key, refused in family_of(spec).unsupported(config, spec.name).items():
         if refused:
             raise InputError(f"Model '{spec.name}' has {key} = {config[key]!r}, which is not supported.")
-    weights = SafetensorsWeights(directory, torch_dtype(dtype), device)
+    weights = SafetensorsWeights(directory, torch_dtype(dtype), device, format)
     check_tensors(spec, weights)
     model = _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
     return replace(model, attention=attention)
@@ -64,8 +73,32 @@ def random_model(
     attention: str = "triton",
 ) -> Model:
     """Return a model of these sizes with random weights, with all layers or `layers` of them, for the profiler."""
-    weights = RandomWeights(torch_dtype(dtype), seed, device)
+    if weight_bits(dtype):
+        _check_quantized(spec, device)
+    weights = RandomWeights(torch_dtype(dtype), seed, device, weight_bits(dtype))
     return replace(_build(spec, {}, weights, dtype, layers, shard), attention=attention)
+
+
+def _check_format(format: PackedFormat | None, spec: ModelSpec, dtype: str, device: torch.device) -> None:
+    """Raise InputError unless a checkpoint in this format can be run in a dtype on a device."""
+    bits = weight_bits(dtype)
+    if bits != (format and format.bits):
+        held = f"weights of {format.bits} bits: use --dtype fp32 or bf16, for activations" if format else "plain floats"
+        raise InputError(f"Model '{spec.name}' can't be run in {dtype}, because its checkpoint has {held}.")
+    if format:
+        _check_quantized(spec, device)
+
+
+def _check_quantized(spec: ModelSpec, device: torch.device) -> None:
+    """Raise InputError unless a model with quantised weights can be run on a device."""
+    if family_of(spec) is not llama:
+        able = ", ".join(name for name, family in FAMILIES.items() if family is llama)
+        raise InputError(
+            f"Model '{spec.name}' has quantised weights and the architecture {spec.architecture}: those that run with "
+            f"such weights are {able}."
+        )
+    if device.type != "cpu":
+        raise InputError(f"Model '{spec.name}' has quantised weights, which run on a CPU only: use --device cpu.")
 
 
 @torch.inference_mode()
@@ -168,11 +201,23 @@ def check_tensors(spec: ModelSpec, weights: SafetensorsWeights) -> None:
     extras = [re.compile(pattern) for pattern in family_of(spec).EXTRAS]
     stored = [t for t in weights.stored() if not any(extra.fullmatch(t.name) for extra in extras)]
     read = _names_read(spec, weights)
+    if weights.format:
+        stored = [tensor for tensor in stored if not _is_part(tensor, read, weights)]
     for tensor in stored:
         refuse_quantised_tensor(tensor.name, tensor.dtype, tensor.file, spec.name)
     unread = [tensor for tensor in stored if tensor.name not in read]
     if unread:
         raise _refusal(spec, unread)
+
+
+def _is_part(tensor: StoredTensor, read: set[str], weights: SafetensorsWeights) -> bool:
+    """Return whether a tensor is a part of a quantised matrix, or a bias of zeros, which GPTQ adds to some."""
+    base, _, end = tensor.name.rpartition(".")
+    if weights.format is None or f"{base}.weight" not in read or f"{base}.weight" in weights:
+        return False
+    if end == "bias" and tensor.name not in read:
+        return not weights.as_stored(tensor.name).any()
+    return end in PARTS[weights.format.method]
 
 
 def _names_read(spec: ModelSpec, weights: SafetensorsWeights) -> set[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from exegpt.kernels.quantized_weight import QuantizedWeight
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 
@@ -53,6 +54,24 @@ class Shard:
                 parts: torch.Tensor = tensor.unflatten(axis, (side_by_side, full)).narrow(axis + 1, start, part)
                 return parts.flatten(axis, axis + 1).contiguous()
         return tensor
+
+    def cut_matrix(
+        self, matrix: torch.Tensor | QuantizedWeight, shape: tuple[int, ...]
+    ) -> torch.Tensor | QuantizedWeight:
+        """Return this shard's part of a matrix, of shape `shape`, as `cut`.
+
+        Raises:
+            InputError: The part has no whole groups of quantised weights.
+        """
+        if isinstance(matrix, torch.Tensor):
+            return self.cut(matrix, shape)
+        for axis, (full, part) in enumerate(zip(matrix.shape, shape, strict=True)):
+            if full != part:
+                try:
+                    return matrix.part(axis, self.rank * full // self.of // part * part, part)
+                except ValueError as error:
+                    raise InputError(f"Quantised weights can't be split into {self.of} shards: {error}.") from None
+        return matrix
 
     def once(self, term: torch.Tensor) -> torch.Tensor | None:
         """Return `term` on the first shard, else None: a bias or the residual, which must count once in the sum."""

@@ -9,35 +9,50 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from exegpt.kernels.linear import can_tile
+from exegpt.kernels.quantized_weight import LONGEST_GROUP, QuantizedWeight, rounded_to_nearest
 from xcore.document import check_file, read_json
 from xcore.errors import InputError, refusing
 from xcore.specs.model import ModelSpec
+from xcore.specs.quantization import PackedFormat
 from xrunner.models.device import CPU
+from xrunner.models.packed_weights import PARTS, read_packed
 
 if TYPE_CHECKING:
     from safetensors import safe_open
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes in which models run."""
+QUANTIZED = {"int4": torch.bfloat16, "w8a16": torch.bfloat16, "w4a32": torch.float32, "w8a32": torch.float32}
+"""Dtypes of models whose weights stay in 4 or 8 bits → the dtype of their activations."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of that name.
+    """Return the torch dtype of that name, of activations.
 
     Raises:
         InputError: Models don't run in it.
     """
-    if name not in DTYPES:
+    if name not in DTYPES | QUANTIZED:
         raise InputError(f"Models can't run in dtype '{name}' here: use {' or '.join(DTYPES)}.")
-    return DTYPES[name]
+    return (DTYPES | QUANTIZED)[name]
+
+
+def weight_bits(dtype: str) -> int | None:
+    """Return the bits of a dtype's quantised weights; None: weights are floats."""
+    return (8 if dtype.startswith("w8") else 4) if dtype in QUANTIZED else None
 
 
 def products_text(dtype: str, on_cpu: bool) -> tuple[str, ...]:
     """Return a sentence on how products read weights in this dtype, if it isn't the usual way."""
     kind = torch_dtype(dtype)
+    if dtype in QUANTIZED:
+        return (f"products: weights stay in {weight_bits(dtype)} bits, and are dequantised where they are multiplied",)
     if not on_cpu or kind != torch.bfloat16 or not can_tile(kind):
         return ()
     return ("products: bf16 weights are widened in registers, since this CPU has no bf16 products",)
+
+
+Matrix = torch.Tensor | QuantizedWeight
 
 
 class Weights(Protocol):
@@ -47,6 +62,9 @@ class Weights(Protocol):
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the tensor of that name, which must have that shape."""
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """Return the matrix of that name, [outputs, inputs], quantised if this source holds it so."""
 
     def __contains__(self, name: str) -> bool:
         """Return whether there is such a tensor."""
@@ -65,8 +83,15 @@ class StoredTensor:
 class SafetensorsWeights:
     """Tensors of a model directory, read one by one from `model.safetensors` or the shards that its index names."""
 
-    def __init__(self, directory: str | Path, dtype: torch.dtype, device: torch.device = CPU):
+    def __init__(
+        self,
+        directory: str | Path,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        format: PackedFormat | None = None,
+    ):
         self.directory = Path(directory)
+        self.format = format
         self.dtype = dtype
         self.device = device
         self._files: dict[str, safe_open] = {}
@@ -78,16 +103,41 @@ class SafetensorsWeights:
         Raises:
             InputError: The file or tensor is missing, torn or misshapen; the message names it.
         """
+        tensor = self.as_stored(name)
+        if tuple(tensor.shape) != shape:
+            path = self.directory / self._where[name]
+            raise InputError(
+                f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, but its config.json needs {list(shape)}."
+            )
+        return tensor.to(self.device, self.dtype)
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """Return a matrix in this source's dtype, or with its codes if the files hold them.
+
+        Raises:
+            InputError: As `get`.
+        """
+        base = name.removesuffix("weight")
+        if self.format is None or base + PARTS[self.format.method][0] not in self:
+            return self.get(name, shape)
+
+        def read(end: str) -> torch.Tensor | None:
+            return self.as_stored(base + end) if base + end in self else None
+
+        return read_packed(read, self.format, shape, name)
+
+    def as_stored(self, name: str) -> torch.Tensor:
+        """Return the tensor in its file's dtype.
+
+        Raises:
+            InputError: The file or tensor is missing or torn; the message names it.
+        """
         if name not in self._where:
             raise InputError(f"The weights in '{self.directory}' lack the tensor '{name}'.")
         path = self.directory / self._where[name]
         with refusing(f"Tensor '{name}' can't be read from '{path}'"):
             tensor: torch.Tensor = self._open(path).get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise InputError(
-                f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, but its config.json needs {list(shape)}."
-            )
-        return tensor.to(self.device, self.dtype)
+        return tensor
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -144,8 +194,9 @@ class SafetensorsWeights:
 class RandomWeights:
     """Tensors drawn at random, scaled so that every layer changes its input and greedy output doesn't degenerate."""
 
-    def __init__(self, dtype: torch.dtype, seed: int = 0, device: torch.device = CPU):
+    def __init__(self, dtype: torch.dtype, seed: int = 0, device: torch.device = CPU, bits: int | None = None):
         self.dtype = dtype
+        self.bits = bits
         self.device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
@@ -164,6 +215,13 @@ class RandomWeights:
         drawn = torch.empty(shape, device=self.device).normal_(0, deviation, generator=self._generator)
         return drawn.to(self.dtype)
 
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """Draw a matrix, and round it if this source has bits: the output head stays as it is, as in most files."""
+        drawn = self.get(name, shape)
+        if self.bits is None or name.endswith(_HEADS):
+            return drawn
+        return rounded_to_nearest(drawn, self.bits, min(LONGEST_GROUP, shape[1] + shape[1] % 2))
+
     def __contains__(self, name: str) -> bool:
         return False  # tensors are drawn by `get`
 
@@ -180,13 +238,20 @@ def read(weights: Weights, prefix: str, name: str, shape: tuple[int, ...]) -> to
 
 
 def output_head(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Return the head's matrix, [vocab, hidden].
+    """Return the head's matrix in floats, [vocab, hidden].
 
     A tied head is the embedding, unless the files hold a separate head, which transformers uses too.
     """
     if spec.tied_embeddings and "lm_head.weight" not in weights:
         return embedding()
     return weights.get("lm_head.weight", (spec.vocab, spec.hidden))
+
+
+def output_matrix(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch.Tensor]) -> Matrix:
+    """Return the head's matrix as `output_head`, quantised if the files hold it so."""
+    if spec.tied_embeddings:
+        return output_head(spec, weights, embedding)
+    return weights.matrix("lm_head.weight", (spec.vocab, spec.hidden))
 
 
 _HEADS = ("lm_head.weight", "wte.weight", "decoder.embed_tokens.weight")

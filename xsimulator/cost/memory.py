@@ -90,7 +90,7 @@ def device_memory(
     )
     outer -= shared * model.vocab * model.hidden
     value = activation_bytes(dtype)
-    weights += outer * value / stage.tp
+    weights += (outer * value - last * model.head_saving(dtype)) / stage.tp
     idle = StageMemory(
         weights,
         0.0,
