@@ -1,6 +1,6 @@
 """How checkpoints declare that their weights are quantised: the dtypes that can be planned, and that can be loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ _ALGORITHMS = {
 """Method or algorithm, in lower case → our dtype of the weights."""
 
 
-def checkpoint_format(config: dict[str, Any], name: str) -> str | None:
+def checkpoint_format(config: Mapping[str, Any], name: str) -> str | None:
     """Return the dtype of the quantised weights that a `config.json` declares; None for plain floats.
 
     Raises:
@@ -52,7 +52,7 @@ def checkpoint_format(config: dict[str, Any], name: str) -> str | None:
     return None
 
 
-def has_head(config: dict[str, Any]) -> bool:
+def has_head(config: Mapping[str, Any]) -> bool:
     """Return whether a `config.json` declares that the output head is quantised too, by GPTQ's `lm_head`."""
     declared = config.get("quantization_config")
     return isinstance(declared, dict) and declared.get("lm_head") is True
@@ -136,7 +136,7 @@ class PackedFormat:
         return {4: "int4", 8: "w8a16"}[self.bits]
 
 
-def packed_format(config: dict[str, Any], directory: Path, name: str) -> PackedFormat | None:
+def packed_format(config: Mapping[str, Any], directory: Path, name: str) -> PackedFormat | None:
     """Return how a directory's weights are packed, from its `config.json` or a file beside it; None for plain floats.
 
     Raises:
@@ -171,7 +171,7 @@ def _checked(packing: PackedFormat, **refused: Any) -> tuple[PackedFormat, str]:
     return packing, next((f"{key} = {value!r}" for key, value in refused.items() if value), "")
 
 
-def _gptq(value: dict[str, Any]) -> tuple[PackedFormat, str]:
+def _gptq(value: Mapping[str, Any]) -> tuple[PackedFormat, str]:
     stored = value.get("checkpoint_format", value.get("format"))
     offset = 0 if stored == "gptq_v2" else 1  # the first version stores zero points less one
     return _checked(
@@ -182,7 +182,7 @@ def _gptq(value: dict[str, Any]) -> tuple[PackedFormat, str]:
     )
 
 
-def _awq(value: dict[str, Any]) -> tuple[PackedFormat, str]:
+def _awq(value: Mapping[str, Any]) -> tuple[PackedFormat, str]:
     version = str(value.get("version", "gemm"))
     bits = value.get("bits", value.get("w_bit", 4))
     packing, wrong = _checked(
@@ -192,7 +192,7 @@ def _awq(value: dict[str, Any]) -> tuple[PackedFormat, str]:
     return packing, wrong or (f"bits = {bits!r}" if bits != 4 else "")
 
 
-def _compressed(value: dict[str, Any]) -> tuple[PackedFormat, str]:
+def _compressed(value: Mapping[str, Any]) -> tuple[PackedFormat, str]:
     groups = value.get("config_groups")
     group = next(iter(groups.values())) if isinstance(groups, dict) and len(groups) == 1 else {}
     weights = group.get("weights") if isinstance(group, dict) else None
