@@ -28,11 +28,13 @@ MODELS = "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "opt-13b", "gpt
 class Weightless:
     """Takes the place of random weights: shapes alone."""
 
-    def __init__(self, dtype: torch.dtype, seed: int, device: torch.device):
+    def __init__(self, dtype: torch.dtype, seed: int, device: torch.device, bits: int | None):
         self.dtype, self.device = dtype, device
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    matrix = get
 
     def __contains__(self, name: str) -> bool:
         return False

@@ -27,6 +27,9 @@ if shutil.which("nvidia-smi") is None:
 def pytest_collection_finish() -> None:
     """Collect garbage again, but for what there is now."""
     gc.freeze()
+    gc.unfreeze = lambda: (
+        None
+    )  # what is frozen here stays so: engines and load tests of these processes unfreeze theirs
     gc.enable()
 
 

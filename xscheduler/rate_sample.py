@@ -138,7 +138,8 @@ class Arrivals:
         found = self.prefixes.found(self.inputs, BLOCK_SIZE) if self.prefixes else 0.0
         computed = (self.inputs - found).astype(np.int64)
         lengths = LengthDistribution.from_samples(computed)
-        copula = Copula.of(computed, self.outputs, lengths, workload.output)
+        outputs = self.outputs.astype(np.int64)
+        copula = Copula.of(computed, outputs, lengths, LengthDistribution.from_samples(outputs))
         return replace(workload, input=lengths, requests=None, prefix_hit=0.0, copula=copula)
 
     def requests(self, rate: float, count: int | None = None) -> list[RequestLengths]:

@@ -133,7 +133,7 @@ def test_devices_that_cannot_be_connected(monkeypatch):
 
     monkeypatch.setattr(direct, "join", broken)
     spec = ModelSpec("m", "llama", 4, 64, 8, 4, 8, 96, True, 300, 96)
-    ranks = SimpleNamespace(rank=0, size=2, world=None)
+    ranks = SimpleNamespace(rank=0, size=2, world=object())
     with pytest.raises(InputError, match=r"can't connect .*no route\).*EXEGPT_NCCL=0"):
         direct.DirectTransport(ranks, schedule(spec, "rra", (1, 1)), spec, (), StandIn())
 

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from exegpt.kernels import gpu_device
 from exegpt.kernels.gpu_device import H100
 from xrunner.models import Dealing
+from xrunner.models.batch import AttentionArrays
 from xrunner.models.cache import KVCache
 from xrunner.rank.assembly import DeviceBatch
 
@@ -45,7 +46,8 @@ def device_batch(*parts):
         news, contexts = zip(*sizes, strict=True)
         tables = np.arange(9 * len(sizes), dtype=np.int32).reshape(len(sizes), 9)
         offsets = np.cumsum([0, *news], dtype=np.int32)
-        attention.append((begin, begin + sum(news), tables, offsets, np.array(contexts, dtype=np.int32)))
+        contexts = np.array(contexts, dtype=np.int32)
+        attention.append(AttentionArrays(begin, begin + sum(news), tables, offsets, contexts))
         begin += sum(news)
     tokens = np.arange(begin)
     return DeviceBatch("decode", 0, 1, begin, tokens, tokens + 1, tokens + 2, tuple(attention), tokens, begin)

@@ -206,7 +206,7 @@ def test_no_event_is_queried_while_a_graph_is_captured(directories, monkeypatch,
     """Neither a sum nor what a rank does between two layers: an event that is queried would invalidate the capture."""
     gpu = StandIn()
     if way == "staged":
-        transport = StagedTransport(SimpleNamespace(world=None), (0,), (), gpu)
+        transport = StagedTransport(SimpleNamespace(world=object()), (0,), (), gpu)
         transport.send(torch.zeros(3), 1, STATES)  # its copy has not come
         first = transport._leaving[0][0]
     else:

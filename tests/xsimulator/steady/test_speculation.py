@@ -70,8 +70,8 @@ def test_a_steady_state_is_that_of_a_long_replay(policy, cluster, workload, vari
 
 
 def test_waa_serves_as_many_as_its_replay():
-    where = setting("4xH100-SXM", "C2").on("waa-c")
-    options = {"policies": ("waa-c",), "fixed": {"encode_batch": 4, "replicas": 1}, "speculation": SPECULATION}
+    where = replace(setting("4xH100-SXM", "C2").on("waa-c"), speculation=SPECULATION)
+    options = {"policies": ("waa-c",), "fixed": {"encode_batch": 4, "replicas": 1}}
     plan = search_schedule(where, 4.0, **options).schedule
     served = replay(plan, where.profile, plan.workload.draw(REQUESTS, 1), timeline=False).served
     ends = np.array([request.finish_s for request in served])
