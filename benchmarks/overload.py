@@ -14,6 +14,11 @@ within 30 % of the time at which a request is accepted again, and 90 % of the fi
 
     python -m benchmarks.overload
     python -m benchmarks.overload --seconds 10 --shares 2,16
+
+With an emulated engine (`benchmarks.emulated_engine`), which answers more than the frontend can, the frontend is the
+limit. The capacity is then what it answers to 64 closed connections, in requests of task T within 2 s:
+
+    python -m benchmarks.overload --engine emulated
 """
 
 import argparse
@@ -28,17 +33,20 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.servers import schedule_of, started
+import numpy as np
+
+from benchmarks.servers import emulated_server, schedule_of, started
 from exegpt.api.demo import create_demo_model
 from xcore.tokenizer import load_tokenizer
 from xcore.traces.arrivals import random_arrivals
+from xcore.traces.trace import parse_workload
 from xprofiler.machine import cpu_name
 
-INPUT, OUTPUT = 40, 16
 CONNECTIONS = 512
 MET, FLAT, REFUSED_S, EARLIEST, RETRIED = 0.99, 0.9, 0.05, 0.3, 0.9
 """Goals: the share in time, the goodput over that at twice the capacity, the p99 of refusals, the
@@ -226,6 +234,8 @@ async def burst_load(client: Client, rate: float, seconds: float, seed: int) -> 
     await client.drained()
 
 
+Load = Callable[[str, float, float, int], Measured]
+"""Sends a load: its kind, rate, seconds and seed."""
 LOADS = {"open": open_load, "closed": closed_load, "burst": burst_load}
 
 
@@ -256,18 +266,19 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def prepared(model: Path, number: int, seed: int) -> list[bytes]:
-    """HTTP requests with texts of `INPUT` tokens."""
-    tokenizer, drawn = load_tokenizer(model), random.Random(seed)
+def prepared(model: Path, workload: str, number: int, seed: int) -> list[bytes]:
+    """HTTP requests with texts of a workload's lengths."""
+    tokenizer, drawn, rng = load_tokenizer(model), random.Random(seed), np.random.default_rng(seed)
+    lengths = parse_workload(workload)
     assert tokenizer, f"{model} has no tokenizer"
     requests: list[bytes] = []
     while len(requests) < number:
-        text = tokenizer.decode([drawn.randrange(300, 20_000) for _ in range(INPUT)])
-        tokens = tokenizer.encode(text).ids[:INPUT]
-        text = tokenizer.decode(tokens)
-        if len(tokenizer.encode(text).ids) != INPUT:
+        tokens, most = int(lengths.input.sample(1, rng)[0]), int(lengths.output.sample(1, rng)[0])
+        text = tokenizer.decode([drawn.randrange(300, 20_000) for _ in range(tokens)])
+        text = tokenizer.decode(tokenizer.encode(text).ids[:tokens])
+        if len(tokenizer.encode(text).ids) != tokens:
             continue
-        body = json.dumps({"model": model.name, "prompt": text, "max_tokens": OUTPUT, "ignore_eos": True}).encode()
+        body = json.dumps({"model": model.name, "prompt": text, "max_tokens": most, "ignore_eos": True}).encode()
         head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
         requests.append("\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
     return requests
@@ -312,50 +323,73 @@ def print_burst(load: Measured) -> bool:
     return abs(min(told) / again - 1) <= EARLIEST and accepted >= RETRIED
 
 
+def run_loads(load: Load, capacity: float, bound_s: float, seconds: float, shares: Sequence[float]) -> bool:
+    """Print the table of all loads; whether each goal is met."""
+    print(HEAD)
+    held, goodputs = True, {}
+    for seed, share in enumerate(shares):
+        line, goodputs[share], fine = row(
+            f"{share:g}x", load("open", share * capacity, seconds, seed), bound_s, seconds
+        )
+        print(line, flush=True)
+        held &= fine
+        time.sleep(bound_s)
+    line, _, fine = row("closed", load("closed", capacity, seconds, 20), bound_s, seconds)
+    print(line, flush=True)
+    held &= fine
+    time.sleep(2 * bound_s)
+    held &= print_burst(load("burst", capacity, BURST * bound_s, 30))
+    if 2.0 in goodputs and 16.0 in goodputs:
+        flat = goodputs[16.0] / max(1e-9, goodputs[2.0])
+        print(f"goodput at 16 times over that at twice: {flat:.2f}")
+        held &= flat >= FLAT
+    return held
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bound", type=float, default=5.0, help="the latency bound, in seconds")
+    parser.add_argument("--engine", choices=("cpu", "emulated"), default="cpu", help="what answers the requests")
+    parser.add_argument("--workload", help="the lengths; 40/16, or T of an emulated engine, if it is left out")
+    parser.add_argument("--bound", type=float, help="the latency bound, in seconds; 5, or 2 of an emulated engine")
+    parser.add_argument("--capacity", type=float, help="answers per second; measured or predicted if it is left out")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each load lasts")
     parser.add_argument("--shares", default="1,2,4,8,16", help="open loads, in multiples of the capacity")
     parser.add_argument("--options", default="", help="more options of exegpt serve, separated by spaces")
     asked = parser.parse_args()
-    shares = [float(share) for share in asked.shares.split(",")]
-    with tempfile.TemporaryDirectory() as directory:
-        model = create_demo_model(Path(directory), 0)
-        options = ["-m", str(model), "-l", f"{asked.bound:g}s", "-w", f"{INPUT}/{OUTPUT}", "--pinned"]
-        options += asked.options.split()
-        with started(Path(directory), options) as (url, server):
-            found = schedule_of(url)
-            capacity = found["goodput_seq_s"]
-            print(f"{cpu_name()}; {found['schedule']['policy']}, capacity {capacity:.1f}/s within {asked.bound:g} s")
-            frontend = server.pid  # the command itself has the HTTP connections
-            requests = prepared(model, 256, 0)
-
-            def load(kind: str, rate: float, seconds: float, seed: int) -> Measured:
-                with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                    return pool.submit(run_load, kind, url, frontend, requests, rate, seconds, seed).result()
-
-            load("open", 0.5 * capacity, min(10.0, asked.seconds), 99)  # until the pace is known
-            print(HEAD)
-            held, goodputs = True, {}
-            for seed, share in enumerate(shares):
-                line, goodputs[share], fine = row(
-                    f"{share:g}x", load("open", share * capacity, asked.seconds, seed), asked.bound, asked.seconds
-                )
-                print(line, flush=True)
-                held &= fine
-                time.sleep(asked.bound)
-            line, _, fine = row("closed", load("closed", capacity, asked.seconds, 20), asked.bound, asked.seconds)
-            print(line, flush=True)
-            held &= fine
-            time.sleep(2 * asked.bound)
-            held &= print_burst(load("burst", capacity, BURST * asked.bound, 30))
-            if 2.0 in goodputs and 16.0 in goodputs:
-                flat = goodputs[16.0] / max(1e-9, goodputs[2.0])
-                print(f"goodput at 16 times over that at twice: {flat:.2f}")
-                held &= flat >= FLAT
+    emulated = asked.engine == "emulated"
+    workload, bound_s = asked.workload or ("T" if emulated else "40/16"), asked.bound or (2.0 if emulated else 5.0)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        model = create_demo_model(directory, 0)
+        if emulated:
+            starting = emulated_server(directory, ["-m", str(model), *asked.options.split()], workload, bound_s)
+        else:
+            options = ["-m", str(model), "-l", f"{bound_s:g}s", "-w", workload, "--pinned", *asked.options.split()]
+            starting = started(directory, options)
+        with starting as (url, server):
+            requests = prepared(model, workload, 256, 0)
+            load = partial(_load, url, server.pid, requests)  # the command itself has the HTTP connections
+            goodput = schedule_of(url)["goodput_seq_s"]
+            print(f"{cpu_name()}; the engine's goodput is {goodput:.1f}/s within {bound_s:g} s")
+            if emulated:
+                measured = load("open", 0.15 * goodput, min(10.0, asked.seconds), 99)
+                capacity = len(measured.with_status(ANSWERED)) / measured.seconds / measured.server_cpu
+                print(f"the frontend answers {capacity:.1f} requests per second of its CPU time")
+            else:
+                capacity = goodput
+                load("open", 0.5 * capacity, min(10.0, asked.seconds), 99)  # until the pace is known
+            shares = [float(share) for share in asked.shares.split(",")]
+            held = run_loads(load, asked.capacity or capacity, bound_s, asked.seconds, shares)
     sys.exit(0 if held else 1)
+
+
+def _load(
+    url: str, frontend: int, requests: Sequence[bytes], kind: str, rate: float, seconds: float, seed: int
+) -> Measured:
+    """Send a load from a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(run_load, kind, url, frontend, requests, rate, seconds, seed).result()
 
 
 if __name__ == "__main__":

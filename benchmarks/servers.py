@@ -66,6 +66,22 @@ def started(directory: Path, options: list[str]) -> Iterator[tuple[str, "subproc
             server.wait(90)
 
 
+@contextmanager
+def emulated_server(
+    directory: Path, options: list[str], workload: str, bound_s: float
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Start a server like `started`, whose engine is emulated by `benchmarks.emulated_engine`."""
+    path = directory / "engine"
+    command = [sys.executable, "-m", "benchmarks.emulated_engine", "--socket", str(path)]
+    engine = subprocess.Popen([*command, "--workload", workload, "--bound", str(bound_s)])
+    try:
+        with started(directory, [*options, "--engine-socket", str(path)]) as server:
+            yield server
+    finally:
+        engine.terminate()
+        engine.wait(30)
+
+
 def give_text(tokenizer: Path, size: int) -> None:
     """Add a word for every token id: the model's own tokenizer has bytes alone, and clients see no token without text,
     so their times to first token would depend on which tokens come.

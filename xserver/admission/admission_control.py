@@ -263,8 +263,7 @@ class Admission:
         The load falls as sequences end, but not below the load of new arrivals. New sequences arrive at the recent rate
         and stay for the mean service time (Little's law).
         """
-        tokens = np.array(left, dtype=np.float64)
-        order = np.argsort(tokens, kind="stable")
+        tokens, order = np.array(left, dtype=np.float64), sorted(range(len(left)), key=left.__getitem__)
         load = len(left)
         by_load_s = self._pace.tokens_s(load)
         coming = math.ceil(self._arrivals.rate(self._now()) * self._lengths.mean * by_load_s[-1])
@@ -346,9 +345,10 @@ class Admission:
 
     def ended(self, output: Output) -> None:
         """Learn from a sequence that has ended."""
-        self._refusals.clear()
-        self._retry.ended(self._now())
-        self._pace.shared_by(len(self._outputs()), self._now())
+        now = self._now()
+        self._refusals.clear(now)
+        self._retry.ended(now)
+        self._pace.shared_by(len(self._outputs()), now)
         if output.first_s is not None:
             self._pace.found(len(output.request.prompt_ids), output.cached_tokens)
         self._learn(output)
@@ -367,13 +367,18 @@ class Admission:
         for output in begun[:: -(-len(begun) // _LOOKED_AT) or 1]:
             self._learn(output)
 
-    async def update(self) -> None:
-        """Compute a new table if it is due; called after each message of the engine."""
+    def stepped(self) -> bool:
+        """Record a message of the engine; return whether a new table is due."""
         now = self._now()
-        self._refusals.clear()
+        self._refusals.clear(now)
         self._pace.shared_by(len(self._outputs()), now)
         self._look(now)
-        if self._computing or now < self._next_s or self.bound_s is None:
+        return not self._computing and now >= self._next_s and self.bound_s is not None
+
+    async def update(self) -> None:
+        """Compute a new table, unless one is being computed, or no bound needs it."""
+        now = self._now()
+        if self._computing or self.bound_s is None:
             return
         self._computing = True
         standing, accepted = self._standing(), self._accepted
@@ -383,7 +388,7 @@ class Admission:
             self._computing = False
         waiting = sum(1 for row in standing if not row.generated)
         self._table = StartTable(now, starts, gap, accepted - waiting)
-        self._refusals.clear()
+        self._refusals.clear(now)
         usual_s, self._took_s = min(took_s, self._took_s), took_s  # one slow table doesn't stay for many seconds
         self._next_s = self._now() + max(_LEAST_S, usual_s / _CPU_SHARE)
 

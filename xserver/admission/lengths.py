@@ -2,6 +2,7 @@
 
 import math
 import sys
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 
@@ -16,7 +17,9 @@ class Lengths:
     """Output lengths of the schedule's workload."""
 
     def __init__(self, outputs: LengthDistribution):
-        self._s, self._above = outputs.s, np.concatenate([[1.0], 1.0 - np.cumsum(outputs.p)])
+        self._s = [int(s) for s in outputs.s]
+        self._below: list[float] = [-1.0, *(np.cumsum(outputs.p) - 1.0).tolist()]
+        """Minus the shares of outputs longer than each length; lists, as `bisect` is called for each sequence."""
         self.mean = outputs.mean
         self._longest: dict[int, int] = {}
         """Results of `longest` without a cap: it is called for every sequence at every arrival."""
@@ -36,9 +39,9 @@ class Lengths:
         return min(most, self._longest[generated])
 
     def _beyond(self, generated: int, most: int, u: float) -> int:
-        first = int(np.searchsorted(self._s, generated, side="right"))
-        left = self._above[first] if first < len(self._s) else 0.0
+        first = bisect_right(self._s, generated)
+        left = -self._below[first] if first < len(self._s) else 0.0
         if left <= 1e-9:  # longer than any length of the workload: assume another half of the mean
             return min(most, generated + max(1, round(self.mean / 2)))
-        place = int(np.searchsorted(-self._above[1:], -left * (1.0 - u), side="left"))
-        return min(most, max(generated + 1, int(self._s[min(place, len(self._s) - 1)])))
+        place = bisect_left(self._below, -left * (1.0 - u), 1) - 1
+        return min(most, max(generated + 1, self._s[min(place, len(self._s) - 1)]))

@@ -42,16 +42,18 @@ class Pace:
         batches = sorted({*(2**i for i in range(most.bit_length())), most})
         points = sorted(_steady(_filled(schedule, batch), cost, profile) for batch in batches)
         self._loads, *seconds = (np.array(values) for values in zip(*points, strict=True))
-        self._first_s, self._token_s = (np.maximum.accumulate(values) for values in seconds)
+        first_s, token_s = (np.maximum.accumulate(values) for values in seconds)
         self._cost, self._input = cost, round(schedule.workload.input.mean)
         mean = schedule.workload.output.mean
         context = self._input + mean / 2
         decode_s = [float(cost.decode.decode(max(1.0, load), context).sum()) for load in self._loads]
-        self._least_s = np.minimum(decode_s, self._token_s)
-        """Seconds per token without any prefill, by load."""
-        service_s = self._first_s + (mean - 1) * self._token_s
-        self._rates = self._loads / service_s / (schedule.replicas * len(cost.encode.costs))
-        """Sequences per second, of a replica's stage, by load."""
+        rates = self._loads / (first_s + (mean - 1) * token_s) / (schedule.replicas * len(cost.encode.costs))
+        whole = np.arange(math.ceil(self._loads[-1]) + 1)
+        columns = token_s, np.minimum(decode_s, token_s), rates
+        self._columns = np.array([np.interp(whole, self._loads, values) for values in columns])
+        """By whole load: seconds per token, without any prefill, and sequences per second of a replica's stage."""
+        self._rows: list[list[float]] = self._columns.T.tolist()
+        self._first_s: list[float] = np.interp(whole, self._loads, first_s).tolist()
         self._saved_s = 0.0
         """The mean predicted time of a prefill that recent sequences have saved."""
         self._scales: dict[int, float] = {}
@@ -63,18 +65,19 @@ class Pace:
 
     def first_s(self, load: float) -> float:
         """Return the seconds from a sequence's start to its first token at this load."""
-        return self.scale(load) * float(np.interp(load, self._loads, self._first_s))
+        return self.scale(load) * self._first_s[min(math.ceil(load), len(self._first_s) - 1)]
 
     def token_s(self, load: float) -> float:
         """Return the seconds per further token at this load."""
-        return self.scale(load) * float(self._predicted_s(load))
+        return self.scale(load) * self._predicted_s(load)
 
     def tokens_s(self, most: int) -> Array:
         """Return the seconds per further token at each load from 1 to `most`."""
         loads = np.arange(1, most + 1, dtype=np.float64)
         octaves = np.rint(np.log2(loads)).astype(int)
         scales = np.array([self.scale(2.0**octave) for octave in range(int(octaves[-1]) + 1)])
-        seconds: Array = scales[octaves] * self._predicted_s(loads)
+        whole, least, rate = self._columns[:, np.minimum(loads.astype(np.intp), len(self._rows) - 1)]
+        seconds: Array = scales[octaves] * np.maximum(least, whole * (1 - rate * self._saved_s))
         return seconds
 
     def less_s(self, input_tokens: int, cached: int) -> float:
@@ -119,7 +122,7 @@ class Pace:
     def shared_by(self, load: int, now_s: float) -> None:
         """Record that `load` sequences share the engine from now on."""
         if self._load:
-            work = (now_s - self._s[-1]) / float(self._predicted_s(self._load))
+            work = (now_s - self._s[-1]) / self._predicted_s(self._load)
             self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
         elif load:
             self._mark(now_s, self._work[-1], self._load_s[-1])
@@ -139,12 +142,10 @@ class Pace:
         """Learn from a sequence that found this many tokens of its prompt in the cache."""
         self._saved_s += _MEMORY * (self.less_s(input_tokens, cached) - self._saved_s)
 
-    def _predicted_s(self, load: "float | Array") -> Array:
+    def _predicted_s(self, load: float) -> float:
         """Return the predicted seconds per token: a sequence takes the engine 1 / rate seconds, less what it saves."""
-        columns = self._token_s, self._least_s, self._rates
-        whole, least, rate = (np.interp(load, self._loads, values) for values in columns)
-        seconds: Array = np.maximum(least, whole * (1 - rate * self._saved_s))
-        return seconds
+        whole, least, rate = self._rows[min(math.ceil(load), len(self._rows) - 1)]
+        return max(least, whole * (1 - rate * self._saved_s))
 
     def _mark(self, s: float, work: float, load_s: float) -> None:
         marks = (self._s, s), (self._work, work), (self._load_s, load_s)

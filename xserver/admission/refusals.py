@@ -8,6 +8,8 @@ from xserver.http.api_error import RATE_LIMIT, ApiError
 
 _VALID_S = 0.05
 """Seconds for which a refusal holds if nothing else changes: a later request may be answered later."""
+_LEAST_S = 0.01
+"""Seconds for which a refusal holds whatever changes: a fast engine sends hundreds of messages per second."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Refusal:
 
 
 class RecentRefusals:
-    """The refusals since the engine's last message."""
+    """The refusals since the engine's last message, and those of the last moment."""
 
     def __init__(self) -> None:
         self._refusals: list[Refusal] = []
@@ -66,6 +68,6 @@ class RecentRefusals:
         valid = (old for old in self._refusals if now_s - old.made_s <= _VALID_S and demand.exceeds(old.demand))
         return next(valid, None)
 
-    def clear(self) -> None:
-        """Drop all refusals, because the engine's state has changed."""
-        self._refusals.clear()
+    def clear(self, now_s: float) -> None:
+        """Drop all but the latest refusals, because the engine's state has changed."""
+        self._refusals = [refusal for refusal in self._refusals if now_s - refusal.made_s <= _LEAST_S]

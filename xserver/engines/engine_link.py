@@ -119,6 +119,8 @@ class EngineLink:
         self._next = 0
         self._failed = False
         self._draining = False
+        self._touched: dict[str, Output] = {}
+        """Sequences whose new results aren't announced yet."""
         self._busy_s = 0.0
         """The time since which there are sequences, by the monotonic clock."""
 
@@ -235,6 +237,7 @@ class EngineLink:
             while data := await reader.read(_CHUNK):
                 for message in frames.feed(data):
                     self._take(message)
+                self._announce()
         except ConnectionError:
             pass
         finally:
@@ -274,7 +277,6 @@ class EngineLink:
             return
         assert isinstance(message, Stepped)
         self.last = message
-        touched: dict[str, Output] = {}
         zero_s = self.opened.zero_s if self.opened else 0.0
         if message.cached:
             self._cached.update(message.cached.found.tolist())
@@ -282,15 +284,19 @@ class EngineLink:
         for event in message.tokens.events():
             if receiver := self.outputs.get(event.request_id):  # else it was aborted
                 receiver.take(event, self.heard_s, zero_s)
-                touched[event.request_id] = receiver
+                self._touched[event.request_id] = receiver
         for ended in message.ended:
             receiver = self.outputs.pop(ended.id, None)
             if receiver:
                 receiver.ended = ended
-                touched[ended.id] = receiver
+                self._touched[ended.id] = receiver
+        self.on_stepped(message)
+
+    def _announce(self) -> None:
+        """Announce the new results, once for all messages that have come together."""
+        touched, self._touched = self._touched, {}
         for output in touched.values():
             output.announce()
-        self.on_stepped(message)
 
     def _begin(self, opened: Opened) -> None:
         """Let a newly opened engine continue all sequences that haven't ended."""

@@ -114,7 +114,7 @@ class ServerUnit(EngineUnit):
     def _heard(self, frontend: Frontend, stepped: Stepped) -> None:
         frontend.monitor.stepped(stepped)
         self._stepped(stepped)
-        if frontend.admission:
+        if frontend.admission and frontend.admission.stepped():
             self._beside(frontend.admission.update())
 
     def _beside(self, work: Coroutine[None, None, None]) -> None:

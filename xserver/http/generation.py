@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from xcore.requests.request import NO_GRAMMAR, Request
 from xserver.engines.engine_link import EngineLink, Output
@@ -66,6 +67,8 @@ class Choice:
         return slice(begun, self._given)
 
     def _take(self, tokens: Sequence[int], ended: bool) -> tuple[str, bool]:
+        if not self.stops and self.request.logprobs is None and not self.dropped:
+            return self._take_at_once(tokens, ended), False
         text, stopped = "", False
         for token in () if self.dropped else tokens:
             asked = self.request.logprobs is not None
@@ -84,6 +87,13 @@ class Choice:
             more, stopped = self.stops.push(self.text.finish())
             text += more if stopped else more + self.stops.finish()
         return text, stopped
+
+    def _take_at_once(self, tokens: Sequence[int], ended: bool) -> str:
+        """Return the text of tokens, none of which can be the last one unless the output has ended."""
+        self.taken += len(tokens)
+        silent = ended and tokens and tokens[-1] in self.silent
+        text = self.text.push(tokens[:-1] if silent else tokens)
+        return text + self.text.finish() if ended else text
 
 
 @dataclass(frozen=True)
@@ -110,10 +120,18 @@ class Generation:
         self.choices = choices
         self._link, self._joined = link, outputs is not None
         self._news = asyncio.Event()
+        self._only_ends = False
+        """Whether only ends are news: a whole answer without stop texts needs no turn for each token."""
+        self._listeners: list[Callable[[], None]] = []
         for choice, output in zip(choices, outputs or added(link, choices, due_s), strict=True):
             choice.output = output
-            output.listeners.append(self._news.set)
+            self._listeners.append(partial(self._hear, output))
+            output.listeners.append(self._listeners[-1])
         self._news.set()
+
+    def _hear(self, output: Output) -> None:
+        if output.ended or not self._only_ends:
+            self._news.set()
 
     async def held(self) -> list[int]:
         """Wait for the engine's answer, and return the cached tokens that it keeps for each sequence.
@@ -143,6 +161,7 @@ class Generation:
 
     async def finished(self) -> dict[int, str]:
         """Return the complete texts by the choices' indices."""
+        self._only_ends = not any(choice.stops for choice in self.choices)
         texts = dict.fromkeys((choice.index for choice in self.choices), "")
         async for piece in self.pieces():
             texts[piece.choice.index] += piece.text
@@ -150,9 +169,9 @@ class Generation:
 
     def close(self) -> None:
         """Stop reading, and end unfinished sequences unless others read them too."""
-        for choice in self.choices:
+        for choice, listener in zip(self.choices, self._listeners, strict=True):
             with contextlib.suppress(ValueError):
-                choice.output.listeners.remove(self._news.set)
+                choice.output.listeners.remove(listener)
         if not self._joined:
             self.abort()
 

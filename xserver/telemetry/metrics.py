@@ -129,6 +129,8 @@ class Metrics:
         self._requests.labels(answered.outcome, answered.kind).inc()
         if answered.outcome == "rejected":
             self._rejections.labels(answered.code if answered.code in REJECTIONS else "other").inc()
+        if not answered.prompt_tokens:  # never admitted: an overload has thousands of these per second
+            return
         self._tokens.labels("prompt").inc(answered.prompt_tokens)
         for name, count in (("queries", answered.looked_up_tokens), ("hits", answered.cached_tokens)):
             for counter in self._prefixes[name]:

@@ -53,8 +53,9 @@ class OutputText:
                 names = "".join(self._bytes.special(token) for token in run if token in self._named)
                 text += self.finish() + names if names else ""
                 continue
-            text += self.finish() + self._in_context(run) if kind == "text" else self._decode(run)
-            self._before = (self._before + run[-_CONTEXT:])[-_CONTEXT:]
+            for part in [[token] for token in run] if kind == "text" else [run]:  # the same text however they arrive
+                text += self.finish() + self._in_context(part) if kind == "text" else self._decode(part)
+                self._before = (self._before + part[-_CONTEXT:])[-_CONTEXT:]
         return text
 
     def finish(self) -> str:

@@ -13,6 +13,10 @@ class StopTexts:
         self._stops, self._included = tuple(stops), included
         self._held = ""
 
+    def __bool__(self) -> bool:
+        """Return whether there are any stop texts."""
+        return bool(self._stops)
+
     @property
     def holds(self) -> bool:
         """Whether text is held back."""
