@@ -105,6 +105,8 @@ def simulate(
         raise InputError("--order and --starvation-guard need --replay or --rate: a steady state has no order.")
     if options.out and not options.one_by_one:
         raise InputError(f"--out '{options.out}' needs --replay or --rate, which simulate requests: leave it out.")
+    if options.shuffle and not options.replay:
+        raise InputError(f"--shuffle {options.shuffle} reorders the requests of --replay: pass it, or leave it out.")
     engine_settings = EngineSettings.of(vars(options) | dict(settings or {}))
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule, engine_settings)

@@ -95,6 +95,7 @@ def check_refused(done, message):
         ("simulate --model opt-13b --policy static --encode-batch 100000", r"encode_batch=100,000 needs \d[\d,.]*%"),
         ("simulate --model opt-13b --max-num-seqs 4 --prefills-per-step 2", "Policy chunked has no"),
         ("simulate --model opt-13b --max-num-seqs 4 --policy rra", "rra has no --max-num-seqs"),
+        ("simulate --model opt-13b --shuffle 10", "--shuffle 10"),
         ("simulate --schedule s.json --replicas 2", "leave --replicas 2 or --schedule out"),
         ("simulate --schedule s.json --cluster 2xA40", "leave --cluster 2xA40 or --schedule out"),
         ("tune -l 5s --model t5-11b --export vllm", "encoder-decoder models"),
