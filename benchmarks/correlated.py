@@ -31,7 +31,7 @@ POLICIES: dict[str, dict[str, int]] = {
     "chunked": {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
 }
 BLOCKS = 10**6
-"""Of the cache: it never decides."""
+"""KV blocks of the cache: so many that memory never limits a batch."""
 
 
 def figures(setting: Setting, schedule: Schedule, requests: list[RequestLengths]) -> np.ndarray:

@@ -84,7 +84,7 @@ class Running:
 
     number: int
     most: int
-    made: int = 0
+    generated: int = 0
 
 
 class EmulatedEngine:
@@ -120,15 +120,15 @@ class EmulatedEngine:
     def step(self) -> Stepped:
         """Return a token of each running sequence, and the ends of those that are complete."""
         now_s, count = time.monotonic() - self._zero_s, len(self.running)
-        made = np.array([each.made for each in self.running], dtype=np.int64)
+        generated = np.array([each.generated for each in self.running], dtype=np.int64)
         for each in self.running:
-            each.made += 1
-        ended = tuple(Ended(str(each.number), "length") for each in self.running if each.made >= each.most)
+            each.generated += 1
+        ended = tuple(Ended(str(each.number), "length") for each in self.running if each.generated >= each.most)
         ids = np.array([each.number for each in self.running], dtype=np.int64)
         drawn: Integers = self._random.integers(VOCAB.start, VOCAB.stop, count)
-        starts: Array = np.where(made == 0, now_s - self.step_s, np.nan)
-        columns = TokenColumns(ids, made, drawn, np.full(count, now_s), starts, None, {}, {})
-        self.running = [each for each in self.running if each.made < each.most]
+        starts: Array = np.where(generated == 0, now_s - self.step_s, np.nan)
+        columns = TokenColumns(ids, generated, drawn, np.full(count, now_s), starts, None, {}, {})
+        self.running = [each for each in self.running if each.generated < each.most]
         load = EngineLoad(len(self.waiting), 0, len(self.running), 0, BLOCKS, 0)
         return Stepped(now_s, columns, ended, load)
 

@@ -21,7 +21,7 @@ from exegpt.reproduction.muxserve_cases import (
     read_measured,
     simulate,
 )
-from exegpt.reproduction.muxserve_placement import OwnPlacement, own_placement, own_section
+from exegpt.reproduction.muxserve_placement import SearchedPlacement, searched_placement, searched_section
 from exegpt.reproduction.public_data import public_data
 from xcore.quantity import figure_text, signed_percent
 from xcore.specs.iteration_profile import IterationProfile
@@ -56,8 +56,8 @@ class CasesResult:
 
     contention: float
     cases: tuple[Case, ...]
-    own: tuple[OwnPlacement, ...] = ()
-    """Cases with placements of this package's search."""
+    placements: tuple[SearchedPlacement, ...] = ()
+    """Placements that are searched for each case, beside the published ones."""
 
 
 def reproduce(progress: Callable[[int, int], None], quick: bool = False) -> CasesResult:
@@ -75,15 +75,17 @@ def reproduce(progress: Callable[[int, int], None], quick: bool = False) -> Case
         done += 1
 
     contention = _fitted(profiles, measured, step)
-    cases, own = [], []
+    cases, placements = [], []
     for (alpha, scale), strategies in measured.items():
         step()
         simulated = {name: simulate(profiles, rows, name, contention) for name, rows in strategies.items()}
         published = {name: Served.published(rows) for name, rows in strategies.items()}
         cases.append(Case(alpha, scale, published, simulated))
         step()
-        own.append(own_placement(alpha, scale, profiles, strategies["muxserve"], simulated["muxserve"], contention))
-    return CasesResult(contention, tuple(cases), tuple(own))
+        placements.append(
+            searched_placement(alpha, scale, profiles, strategies["muxserve"], simulated["muxserve"], contention)
+        )
+    return CasesResult(contention, tuple(cases), tuple(placements))
 
 
 def _fewer(strategies: dict[str, list[PublishedModel]]) -> dict[str, list[PublishedModel]]:
@@ -114,9 +116,9 @@ def _fitted(
 
 
 def sections(result: CasesResult) -> list[Section]:
-    """Return the ratios of every case with a summary, the sums, requests within SLOs, and own placements."""
-    own = [own_section(result.own)] if result.own else []
-    return [_ratios(result), _sums(result), _in_time(result), *own]
+    """Return the ratios of every case with a summary, the sums, requests within SLOs, and searched placements."""
+    placements = [searched_section(result.placements)] if result.placements else []
+    return [_ratios(result), _sums(result), _in_time(result), *placements]
 
 
 def _ratios(result: CasesResult) -> Section:

@@ -25,25 +25,25 @@ SIZES = {"llama-7b": 1, "llama-13b": 2, "llama-30b": 4, "llama-65b": 8}
 
 
 @dataclass(frozen=True)
-class OwnPlacement:
-    """Requests/s of one case with the published placement and with one's own, both simulated."""
+class SearchedPlacement:
+    """Requests/s of one case with the published placement and with the one that is searched here, both simulated."""
 
     alpha: str
     scale: str
     published: float
-    own: float
+    searched: float
     meshes: tuple[int, ...]
-    """Devices of one's own meshes."""
+    """Devices of each mesh of the searched placement."""
 
 
-def own_placement(
+def searched_placement(
     alpha: str,
     scale: str,
     profiles: dict[str, IterationProfile],
     rows: list[PublishedModel],
     published: Served,
     contention: float,
-) -> OwnPlacement:
+) -> SearchedPlacement:
     """Place a case's LLMs, and replay the requests whose results with the published placement are `published`."""
     placer = Placer(DEVICE_BYTES, OTHER_GB * DEVICE_BYTES / 80)
     placement = placer.place([_popular(profiles, row) for row in rows], NODES, DEVICES_PER_NODE, lambda done, of: None)
@@ -55,10 +55,9 @@ def own_placement(
         for occupant in mesh.occupants
     }
     placed = [replace(row, mesh=names[row.llm]) for row in rows]
-    own = simulate(profiles, placed, "muxserve", contention)
-    return OwnPlacement(
-        alpha, scale, published.sums.plain, own.sums.plain, tuple(len(mesh.devices) for mesh in occupied)
-    )
+    result = simulate(profiles, placed, "muxserve", contention)
+    sizes = tuple(len(mesh.devices) for mesh in occupied)
+    return SearchedPlacement(alpha, scale, published.sums.plain, result.sums.plain, sizes)
 
 
 def _popular(profiles: dict[str, IterationProfile], row: PublishedModel) -> Popular:
@@ -72,23 +71,23 @@ def _popular(profiles: dict[str, IterationProfile], row: PublishedModel) -> Popu
     return Popular(row.llm, row.rate, INPUT[0], OUTPUT[0], work, cost, 2e9 * billions, token_bytes, 2 * LONGEST)
 
 
-def own_section(placements: tuple[OwnPlacement, ...]) -> Section:
+def searched_section(placements: tuple[SearchedPlacement, ...]) -> Section:
     """Return the sums of requests/s by case."""
     rows = tuple(
         (
             f"{of.alpha} × {of.scale}",
             figure_text(of.published),
-            figure_text(of.own),
-            signed_percent(of.own / of.published - 1),
+            figure_text(of.searched),
+            signed_percent(of.searched / of.published - 1),
             " ".join(f"{of.meshes.count(size)}×{size}" for size in sorted({*of.meshes}, reverse=True)),
         )
         for of in placements
     )
-    ahead = sum(of.own >= of.published for of in placements)
-    ratios = [of.own / of.published - 1 for of in placements]
+    ahead = sum(of.searched >= of.published for of in placements)
+    ratios = [of.searched / of.published - 1 for of in placements]
     notes = (
-        f"Own placements are at least level in {ahead} of {len(placements)} cases: {signed_percent(min(ratios))} to "
-        f"{signed_percent(max(ratios))}.",
+        f"Searched placements are at least level in {ahead} of {len(placements)} cases: "
+        f"{signed_percent(min(ratios))} to {signed_percent(max(ratios))}.",
     )
-    columns = ("α × scale", "published placement", "own", "more", "own meshes")
-    return Section("Own placements of the 19 LLaMAs, simulated requests/s", columns, rows, notes)
+    columns = ("α × scale", "published placement", "searched", "more", "its meshes")
+    return Section("Published and searched placements of the 19 LLaMAs, simulated requests/s", columns, rows, notes)

@@ -128,7 +128,7 @@ class PackedFormat:
     group_size: int | None
     """Inputs that share a scale; None: all inputs of an output."""
     zero_offset: int = 0
-    """What is added to stored zero points."""
+    """Number to add to each stored zero point."""
 
     @property
     def dtype(self) -> str:
@@ -244,8 +244,8 @@ def refuse_quantised_tensor(tensor: str, dtype: str | None, file: Path, name: st
 
 def _refusal(name: str, evidence: str) -> InputError:
     return InputError(
-        f"Model '{name}' is a quantised checkpoint, which is not supported: {evidence}; those that run have weights of "
-        f"4 or 8 bits by {', '.join(METHODS)}."
+        f"Model '{name}' is a quantised checkpoint, which is not supported: {evidence}; use one with weights of 4 or 8 "
+        f"bits by {', '.join(METHODS)}."
     )
 
 

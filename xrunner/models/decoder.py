@@ -61,7 +61,7 @@ class Model:
     spec: ModelSpec
     """The whole model's sizes."""
     dtype: str
-    """That of activations; or that of quantised weights, which decides it: see `BYTES`."""
+    """Dtype of the activations, or of quantised weights, which says that of the activations too (`BYTES`)."""
     layers: tuple[Layer, ...]
     ends: Ends
     eos: frozenset[int]

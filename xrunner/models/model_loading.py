@@ -94,8 +94,8 @@ def _check_quantized(spec: ModelSpec, device: torch.device) -> None:
     if family_of(spec) is not llama:
         able = ", ".join(name for name, family in FAMILIES.items() if family is llama)
         raise InputError(
-            f"Model '{spec.name}' has quantised weights and the architecture {spec.architecture}: those that run with "
-            f"such weights are {able}."
+            f"Model '{spec.name}' has quantised weights and the architecture {spec.architecture}, which can't run with "
+            f"them: use its plain weights, or a model of the architecture {able}."
         )
     if device.type != "cpu":
         raise InputError(f"Model '{spec.name}' has quantised weights, which run on a CPU only: use --device cpu.")

@@ -28,7 +28,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 
 @dataclass(frozen=True)
 class Quantized:
-    """What was written."""
+    """Counts of a copy that was written."""
 
     matrices: int
     """Matrices that were rounded."""
