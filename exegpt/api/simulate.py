@@ -107,6 +107,8 @@ def simulate(
         raise InputError(f"--out '{options.out}' needs --replay or --rate, which simulate requests: leave it out.")
     if options.shuffle and not options.replay:
         raise InputError(f"--shuffle {options.shuffle} reorders the requests of --replay: pass it, or leave it out.")
+    if options.shuffle and options.agents:
+        raise InputError(f"--shuffle {options.shuffle} would mix the turns of --agents {options.agents}: drop one.")
     engine_settings = EngineSettings.of(vars(options) | dict(settings or {}))
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule, engine_settings)
@@ -392,8 +394,8 @@ def _cached_share(run: "Replay") -> float:
 
 def _check_dependent(options: SimulateOptions) -> None:
     """Raise InputError for an option that can't be combined with requests that follow others."""
-    if options.timeline or options.rate:
-        name = "--timeline" if options.timeline else "--rate"
+    passed = {"--timeline": options.timeline, "--rate": options.rate, "--shuffle": options.shuffle}
+    if name := next((name for name, value in passed.items() if value), None):
         raise InputError(
             f"{name} needs requests with fixed arrivals, but the trace has a column {AFTER}: leave one out."
         )

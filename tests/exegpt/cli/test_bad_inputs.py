@@ -96,6 +96,7 @@ def check_refused(done, message):
         ("simulate --model opt-13b --max-num-seqs 4 --prefills-per-step 2", "Policy chunked has no"),
         ("simulate --model opt-13b --max-num-seqs 4 --policy rra", "rra has no --max-num-seqs"),
         ("simulate --model opt-13b --shuffle 10", "--shuffle 10"),
+        ("simulate --model opt-13b --replay t.csv --agents 2 --shuffle 10", "the turns of --agents 2"),
         ("simulate --schedule s.json --replicas 2", "leave --replicas 2 or --schedule out"),
         ("simulate --schedule s.json --cluster 2xA40", "leave --cluster 2xA40 or --schedule out"),
         ("tune -l 5s --model t5-11b --export vllm", "encoder-decoder models"),
