@@ -297,6 +297,8 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     labels = labels_of(labels, trace.requests or (), requests, schedule.model.spec.longest_request)
     places = list(range(len(requests)))
     if options.shuffle:
+        if any(dependencies(labels)):
+            _check_dependent(options)
         places = shuffled_places([request.arrival_s for request in requests], options.shuffle, options.seed)
         requests, labels = tuple(requests[place] for place in places), [labels[place] for place in places]
     alike = any(request.identity for request in requests)
