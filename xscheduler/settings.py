@@ -200,10 +200,12 @@ def _independent_text(load: Workload, name: str) -> list[str]:
     """Return sentences on what a steady state ignores of the requests of a trace."""
     texts = []
     if load.copula:
+        known = load.correlation is not None
+        correlation = f" (their correlation in the trace is {load.correlation:+.2f})" if known else ""
         classes = len(load.copula.shares)
         texts.append(
-            f"inputs and outputs depend on each other (their correlation in the trace is {load.correlation:+.2f}): "
-            f"steady states count this by {classes} classes of lengths"
+            f"inputs and outputs depend on each other{correlation}: steady states count this by "
+            f"{classes} classes of lengths"
         )
     elif load.correlation is not None:
         texts.append(f"inputs and outputs are independent; their correlation in the trace is {load.correlation:+.2f}")

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from tests.exegpt.cli.conftest import run_command
+from tests.xcore.specs.test_copula import drawn
 from xcore.errors import InputError
 from xcore.requests.request_lists import read_for_model
 from xcore.specs.builtin_models import builtin_model
@@ -199,3 +200,10 @@ def test_a_run_on_a_cpu_follows_the_checkpoint_where_the_cpu_computes_in_bf16(
     assert run_dtype(None, None, model, "cpu") == run_dtype("auto", None, model, "cpu") == expected
     assert run_dtype("fp16", None, model, "cpu") == "fp16"
     assert run_dtype(None, None, model, "cuda") == "bf16"
+
+
+def test_a_schedules_workload_says_that_its_lengths_depend_on_each_other():
+    texts = find_setting("opt-13b", "1xA40", drawn(0.9).without_requests).assumptions
+    assert any("depend on each other: steady states" in text for text in texts)
+    texts = find_setting("opt-13b", "1xA40", drawn(0.9)).assumptions
+    assert any("correlation in the trace is +0.8" in text for text in texts)

@@ -21,8 +21,6 @@ REQUESTS_PER_CLASS = 32
 """Requests of a list for each class. With fewer, chance would look like dependence."""
 COARSE, BY_CHANCE = 4, 1e-3
 """Classes of the test for independence (χ²), and the probability of its value by chance above which it holds."""
-_AT_ONCE = 1 << 14
-"""Requests to count at once."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,8 @@ class Copula(Spec):
     ) -> "Copula":
         of_input, of_output = (_classes_of(lengths.p, classes) for lengths in (input, output))
         rows, columns = np.searchsorted(input.s[:-1], inputs), np.searchsorted(output.s[:-1], outputs)
-        parts = (slice(start, start + _AT_ONCE) for start in range(0, len(rows), _AT_ONCE))
-        counts = np.sum([of_input[rows[part]].T @ of_output[columns[part]] for part in parts], axis=0)
+        by_input = [np.bincount(rows, of_class[columns], len(input.s)) for of_class in of_output.T]
+        counts = of_input.T @ np.stack(by_input, axis=1)
         return Copula(tuple(tuple(row) for row in np.round(counts / len(rows), 6).tolist()))
 
     def input_moments(self, input: "LengthDistribution", output: "LengthDistribution") -> Array:
@@ -115,7 +113,7 @@ def _classes_of(p: Array, classes: int) -> Array:
 
 
 def at_ranks(lengths: "LengthDistribution", ranks: Array) -> Array:
-    """Return the length at each rank in [0, 1), float64."""
-    index = np.searchsorted(np.cumsum(lengths.p), ranks, side="right")
+    """Return the length at each rank, as `LengthDistribution.quantile` does; float64."""
+    index = np.searchsorted(np.cumsum(lengths.p), ranks)
     found: Array = lengths.s[np.minimum(index, len(lengths.s) - 1)]
     return found

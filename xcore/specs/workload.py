@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -263,14 +263,12 @@ class Workload(Spec):
             raise InputError(f"Workload '{name}' has no requests.")
         inputs, outputs = ([getattr(row, name) for row in rows] for name in ("input", "output"))
         input, output = LengthDistribution.from_samples(inputs), LengthDistribution.from_samples(outputs)
-        span = max(r.arrival_s for r in rows) - min(r.arrival_s for r in rows)
-        rate = (len(rows) - 1) / span if span > 0 else math.inf  # a span may be too short for a number
         return Workload(
             name=name,
             input=input,
             output=output,
             p99_output=output.quantile(0.99),
-            arrival_rate=rate if 0 < rate < math.inf else None,
+            arrival_rate=_rate_of(rows),
             requests=rows,
             copula=Copula.of(inputs, outputs, input, output),
         )
@@ -290,8 +288,7 @@ class Workload(Spec):
         if not rows:
             return None
         left = replace(Workload.from_requests(self.name, rows), prefix_hit=self.prefix_hit)
-        own = Workload.from_requests(self.name, self.requests).arrival_rate == self.arrival_rate
-        return left if own else replace(left, arrival_rate=self.arrival_rate)
+        return left if self.arrival_rate == _rate_of(self.requests) else replace(left, arrival_rate=self.arrival_rate)
 
     def scaled_to(self, context: int) -> tuple["Workload", float, float]:
         """Scale every length by one factor, so that the 99th percentile of input + output fits `context` tokens.
@@ -328,6 +325,14 @@ class Workload(Spec):
         if self.requests:
             return float(np.quantile([r.input + r.output for r in self.requests], q))
         return float(np.searchsorted(np.cumsum(self._total_lengths()), q))
+
+
+def _rate_of(requests: Sequence[RequestLengths]) -> float | None:
+    """Return the requests per second of a list; None if all arrive at once."""
+    arrivals = [request.arrival_s for request in requests]
+    span = max(arrivals) - min(arrivals)
+    rate = (len(arrivals) - 1) / span if span > 0 else math.inf  # a span may be too short for a number
+    return rate if 0 < rate < math.inf else None
 
 
 _TASKS = {  # paper, Table 3: input mean, std, max; output mean, std, 99th percentile, max

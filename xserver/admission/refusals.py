@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from xserver.http.api_error import RATE_LIMIT, ApiError
 
@@ -58,6 +58,8 @@ class RecentRefusals:
 
     def __init__(self) -> None:
         self._refusals: list[Refusal] = []
+        self._changed_s = -inf
+        """When the engine's state last changed."""
 
     def add(self, refusal: Refusal) -> None:
         """Add a refusal, and remove those of larger demands."""
@@ -65,9 +67,13 @@ class RecentRefusals:
 
     def find(self, demand: Demand, now_s: float) -> Refusal | None:
         """Return the refusal of a demand that doesn't exceed this one; None if there is none."""
-        valid = (old for old in self._refusals if now_s - old.made_s <= _VALID_S and demand.exceeds(old.demand))
-        return next(valid, None)
+        for old in self._refusals:
+            holds_s = _LEAST_S if old.made_s <= self._changed_s else _VALID_S
+            if now_s - old.made_s <= holds_s and demand.exceeds(old.demand):
+                return old
+        return None
 
     def clear(self, now_s: float) -> None:
         """Drop all but the latest refusals, because the engine's state has changed."""
         self._refusals = [refusal for refusal in self._refusals if now_s - refusal.made_s <= _LEAST_S]
+        self._changed_s = now_s

@@ -241,6 +241,7 @@ class EngineLink:
         except ConnectionError:
             pass
         finally:
+            self._announce()  # also after a message that can't be read
             self._writer = None
             writer.close()
             if not self._moving:

@@ -127,7 +127,7 @@ class Monitor:
         latency_s, undisturbed = now_s - arrival.at_s, self._lost_s < arrival.at_s
         start_s = started_s(choices) if promise else None
         first_s = first_token_s(choices) if promise else None
-        tokens = [choice.taken for choice in choices]
+        tokens = [choice.taken if choice.finish_reason else len(choice.output.tokens) for choice in choices]
         begun = [choice for choice in choices if choice.output.start_s is not None] if promise else []
         caching = opened is not None and opened.schedule.prefix_caching
         told = promise if promise and undisturbed and math.isfinite(promise.start_s) else None

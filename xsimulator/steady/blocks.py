@@ -109,7 +109,8 @@ def grown_blocks(
     """
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     older, *moments = (_at_least(need, p * power) for power in (np.ones_like(p), *workload.input_moments))
-    inputs, variances, thirds = _central(np.stack(moments) / older)  # of the queries with D ≥ age
+    of_older = np.divide(np.stack(moments), older, out=np.zeros((3, len(older))), where=older > 0)
+    inputs, variances, thirds = _central(of_older)  # of the queries with D ≥ age
     tokens, weights = inputs + growth * np.arange(len(older)) + ahead, older / older.sum()
     mean = float(weights @ tokens)
     off = tokens - mean

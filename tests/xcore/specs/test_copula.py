@@ -80,9 +80,11 @@ def test_classes_divide_the_requests_evenly(p, classes):
     assert weights.sum(axis=0) == pytest.approx(np.full(classes, 1 / classes), abs=1e-9)
 
 
-def test_ranks_give_the_distribution():
+def test_ranks_give_the_quantiles_of_the_distribution():
     lengths = LengthDistribution((1, 5, 9), (0.25, 0.5, 0.25))
-    assert at_ranks(lengths, np.array([0.0, 0.249, 0.25, 0.74, 0.75, 0.999])).tolist() == [1, 1, 5, 5, 9, 9]
+    ranks = [0.0, 0.249, 0.25, 0.26, 0.74, 0.75, 0.76, 0.999]
+    assert at_ranks(lengths, np.array(ranks)).tolist() == [lengths.quantile(rank) for rank in ranks]
+    assert at_ranks(lengths, np.array(ranks)).tolist() == [1, 1, 1, 5, 5, 5, 9, 9]
 
 
 @pytest.mark.parametrize("shares", [(), ((0.5, 0.0),), ((0.5, 0.2), (0.0, 0.3)), ((0.75, -0.25), (-0.25, 0.75))])

@@ -11,6 +11,7 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.request_times import latencies, steady_tokens_s
 from xcore.specs.schedule import BLOCK_SIZE
+from xcore.specs.workload import LengthDistribution, Workload
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator import estimate
@@ -61,6 +62,15 @@ def test_blocks_are_those_of_the_requests(rho):
     reserved = load.resident_blocks("reserve")
     assert reserved.mean == pytest.approx(whole.mean(), rel=0.02)
     assert reserved.variance**0.5 == pytest.approx(whole.std(), rel=0.08)
+
+
+def test_a_length_that_no_request_has_changes_no_blocks():
+    lengths = LengthDistribution((10, 20), (0.5, 0.5)), LengthDistribution((10, 20, 40), (0.5, 0.5, 0.0))
+    plain, longer = (Workload("x", LengthDistribution.fixed(100), outputs, 20) for outputs in lengths)
+    held, with_more = (Load.of(each, encoder_decoder=False).resident_blocks("grow") for each in (plain, longer))
+    assert (with_more.mean, with_more.variance, with_more.third) == pytest.approx(
+        (held.mean, held.variance, held.third)
+    )
 
 
 def test_contexts_over_a_phase_have_the_mean_of_residents():
