@@ -64,7 +64,8 @@ def linear_of(weights: Sequence[torch.Tensor | QuantizedWeight], biases: Sequenc
     """Return one layer with the outputs of all weights; there is a bias for each weight, or none."""
     plain = [weight for weight in weights if isinstance(weight, torch.Tensor)]
     if len(plain) == len(weights):
-        return PackedLinear(torch.cat(plain), torch.cat(list(biases)) if biases else None)
+        joined_plain = plain[0] if len(plain) == 1 else torch.cat(plain)  # a tied head shares the embedding's memory
+        return PackedLinear(joined_plain, torch.cat(list(biases)) if biases else None)
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     joined = side_by_side(quantized) if len(quantized) == len(weights) else None
     if joined is not None:

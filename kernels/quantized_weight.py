@@ -42,8 +42,11 @@ class QuantizedWeight:
             zeros = None if self.zeros is None else self.zeros[start : start + size]
             scales = self.scales[start : start + size]
             return replace(self, codes=self.codes[start : start + size], scales=scales, zeros=zeros)
-        if self.order is not None or start % self.group_size:
+        one_group = self.scales.shape[1] == 1
+        if self.order is not None or (start % self.group_size and not one_group):
             raise ValueError(f"groups of {self.group_size} inputs can't be split at input {start}")
+        if one_group:
+            return replace(self, codes=self.codes[:, start : start + size])
         groups = slice(start // self.group_size, -(-(start + size) // self.group_size))
         zeros = None if self.zeros is None else self.zeros[:, groups]
         return replace(self, codes=self.codes[:, start : start + size], scales=self.scales[:, groups], zeros=zeros)

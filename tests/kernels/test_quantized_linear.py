@@ -91,3 +91,18 @@ def test_rounding_chooses_the_nearest_code(shape, seed):
     nearest = (x[..., None] - levels * scales[..., None]).abs().amin(-1)
     torch.testing.assert_close((weight.dequantized() - x).abs(), nearest, rtol=0, atol=1e-6)
     assert (weight.dequantized() - x).abs().max() <= 0.502 * weight.scales.max()
+
+
+def test_a_single_plain_weight_is_not_copied():
+    weight = torch.randn(8, 16, dtype=torch.float16)
+    assert linear_of([weight]).weight.data_ptr() == weight.data_ptr()
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_parts_of_the_inputs_are_whole_groups_or_of_one_scale(size):
+    weight = rounded_to_nearest(torch.randn(8, 128), 4, size)
+    halves = [weight.part(1, start, 64).dequantized() for start in (0, 64)]
+    assert torch.equal(torch.cat(halves, 1), weight.dequantized())
+    if size == 64:
+        with pytest.raises(ValueError, match="can't be split at input 96"):
+            weight.part(1, 96, 32)

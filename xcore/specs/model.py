@@ -345,7 +345,7 @@ class ModelSpec(Spec):
 
     def head_saving(self, dtype: str) -> float:
         """Return the bytes that a quantised output head takes less than one in the dtype of activations."""
-        if self.head_dtype is None or BYTES[dtype] >= 2:
+        if self.head_dtype is None or self.tied_embeddings or BYTES[dtype] >= 2:
             return 0.0
         return self.vocab * self.hidden * (activation_bytes(dtype) - BYTES[self.head_dtype])
 

@@ -164,11 +164,13 @@ def _group(size: Any) -> int | None:
 
 def _checked(packing: PackedFormat, **refused: Any) -> tuple[PackedFormat, str]:
     """Return the format, and the first of its settings that can't be loaded, as text; empty if all can."""
-    size = packing.group_size
-    refused["bits"] = packing.bits if packing.bits not in (4, 8) else None
-    whole = size is None or (isinstance(size, int) and size > 0 and size % 2 == 0)
-    refused["group_size"] = None if whole else size
-    return packing, next((f"{key} = {value!r}" for key, value in refused.items() if value), "")
+    bits, size = packing.bits, packing.group_size
+    wrong = [(key, value) for key, value in refused.items() if value]
+    if type(bits) is not int or bits not in (4, 8):
+        wrong.append(("bits", bits))
+    if size is not None and (type(size) is not int or size <= 0 or size % 2):
+        wrong.append(("group_size", size))
+    return packing, next((f"{key} = {value!r}" for key, value in wrong), "")
 
 
 def _gptq(value: Mapping[str, Any]) -> tuple[PackedFormat, str]:

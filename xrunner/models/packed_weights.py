@@ -56,18 +56,20 @@ def read_packed(read: Read, format: PackedFormat, shape: tuple[int, ...], name: 
                 f"Tensor '{end}' of the quantised matrix '{name}' has shape {list(tensor.shape)}, but its config.json "
                 f"needs {list(expected)}."
             )
+        if tensor.is_floating_point() != end.endswith(("scale", "scales")):
+            raise InputError(f"Tensor '{end}' of the quantised matrix '{name}' has the dtype {tensor.dtype}.")
         return tensor
 
     per_word, (outputs, inputs) = 32 // format.bits, shape
     if format.method == "compressed-tensors":
         words = part("weight_packed", outputs, -(-inputs // per_word))
         codes, scales = unpacked(words, format.bits, 1)[:, :inputs], part("weight_scale", outputs, groups)
-        zeros = parts["weight_zero_point"]
+        zeros, places = parts["weight_zero_point"], "weight_g_idx"
         if zeros is not None and zeros.dtype == torch.int32:
-            zeros = (
-                unpacked(part("weight_zero_point", -(-outputs // per_word), groups), format.bits, 0)[:outputs] - half
-            )
-        index = parts["weight_g_idx"]
+            words = part("weight_zero_point", -(-outputs // per_word), groups)
+            zeros = unpacked(words, format.bits, 0)[:outputs] - half
+        elif zeros is not None:
+            zeros = part("weight_zero_point", outputs, groups)
     else:
         rows = inputs // per_word if format.method == "gptq" else inputs
         columns = outputs if format.method == "gptq" else outputs // per_word
@@ -79,8 +81,9 @@ def read_packed(read: Read, format: PackedFormat, shape: tuple[int, ...], name: 
         if format.method == "awq":
             codes, zeros = (c.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1) for c in (codes, zeros))
         zeros = ((zeros + format.zero_offset) & (2**format.bits - 1)).t() - half
-        codes, scales, index = codes.t(), part("scales", groups, outputs).t(), parts.get("g_idx")
-    codes, order = (codes - half).to(torch.int8), None if index is None else _order(index, size, name)
+        codes, scales, places = codes.t(), part("scales", groups, outputs).t(), "g_idx"
+    order = None if parts.get(places) is None else _order(part(places, inputs), size, name)
+    codes = (codes - half).to(torch.int8)
     return QuantizedWeight(
         codes=(codes if order is None else codes[:, order]).contiguous(),
         scales=scales.float().contiguous(),

@@ -68,6 +68,8 @@ class Shard:
         for axis, (full, part) in enumerate(zip(matrix.shape, shape, strict=True)):
             if full != part:
                 try:
+                    if axis == 1:
+                        matrix.part(axis, part, full - part)  # so that all shards can be cut, or none
                     return matrix.part(axis, self.rank * full // self.of // part * part, part)
                 except ValueError as error:
                     raise InputError(f"Quantised weights can't be split into {self.of} shards: {error}.") from None

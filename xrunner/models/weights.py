@@ -249,7 +249,8 @@ def output_head(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch
 
 def output_matrix(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch.Tensor]) -> Matrix:
     """Return the head's matrix as `output_head`, quantised if the files hold it so."""
-    if spec.tied_embeddings:
+    quantised = any(f"lm_head.{ends[0]}" in weights for ends in PARTS.values())
+    if spec.tied_embeddings and not quantised:
         return output_head(spec, weights, embedding)
     return weights.matrix("lm_head.weight", (spec.vocab, spec.hidden))
 

@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from exegpt.kernels.quantized_weight import rounded_to_nearest
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
+from xcore.specs.quantization import PackedFormat
 from xrunner.models import load_model
 from xrunner.models.create import create_model
-from xrunner.models.packed_weights import packed, unpacked
+from xrunner.models.packed_weights import packed, read_packed, unpacked
 from xrunner.models.quantize import quantize_model
 from xrunner.models.shard import Shard
 from xrunner.rank.warm_up import alike
@@ -150,6 +151,8 @@ def test_shards_add_up(tmp_path, layout):
     ("change", "said"),
     [
         ({"bits": 3}, "bits = 3"),
+        ({"bits": 4.0}, r"bits = 4\.0"),
+        ({"group_size": 0}, "group_size = 0"),
         ({"group_size": 33}, "group_size = 33"),
         ({"dynamic": {"-:.*": {}}}, "dynamic"),
         ({"checkpoint_format": "marlin"}, "marlin"),
@@ -166,6 +169,21 @@ def test_other_settings_are_refused_by_name(tmp_path, change, said):
         from xcore.specs.quantization import packed_format
 
         packed_format(config | {"quantization_config": declared}, tmp_path / "m", "m")
+
+
+@pytest.mark.parametrize(("end", "shape"), [("weight_zero_point", (64, 2)), ("weight_g_idx", (256,))])
+def test_misshapen_zero_points_and_groups_are_named(end, shape):
+    parts = {"weight_packed": torch.zeros(64, 16, dtype=torch.int32), "weight_scale": torch.ones(64, 4)}
+    parts[end] = torch.zeros(shape, dtype=torch.int8)
+    with pytest.raises(InputError, match=f"Tensor '{end}' of the quantised matrix 'a' has shape"):
+        read_packed(parts.get, PackedFormat("compressed-tensors", 4, 32), (64, 128), "a")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_all_shards_can_be_cut_or_none(rank):
+    weight = rounded_to_nearest(torch.randn(8, 128), 4, 64)
+    with pytest.raises(InputError, match="split into 4 shards: groups of 64 inputs"):
+        Shard(rank, 4, lambda x: x).cut_matrix(weight, (8, 32))
 
 
 def test_unequal_groups_are_refused(tmp_path):
