@@ -7,6 +7,9 @@ DEV_INSTALLED := .venv/installed-dev
 COVERAGE_INSTALLED := .venv/installed-coverage
 MUTANTS_INSTALLED := .venv/installed-mutants
 
+# Tests start hundreds of processes: what they import is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test tests test-all lint bench coverage mutants wheel wheels clean
 
 demo: $(INSTALLED)
