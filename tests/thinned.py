@@ -140,6 +140,7 @@ LONG = frozenset(
         "xmulti/plans/test_planning.py::test_what_can_not_be_met_is_named_with_the_nearest",
         "xmulti/plans/test_simulate_plan.py::test_a_trace_may_have_columns_of_other_names_and_another_form",
         "xmulti/plans/test_simulate_plan.py::test_requests_beyond_a_models_context_are_scaled_on_request_as_those_of_one_model_are",
+        "xmulti/rank/test_serving.py::test_requests_that_come_as_engines_begin_wait_for_nothing",
         "xmulti/rank/test_shared_unit.py::test_models_compute_beside_each_other_on_a_gpu",
         "xmulti/serving/test_replan.py::test_a_plan_that_has_room_enough_stays",
         "xmulti/serving/test_replan.py::test_a_plan_that_is_nearly_as_good_stays",

@@ -24,7 +24,7 @@ def caching_schedule(model, directory, **changes):
     return path
 
 
-@pytest.fixture(scope="module", params=["grow", "reserve"])
+@pytest.fixture(scope="module", params=["grow", pytest.param("reserve", marks=pytest.mark.slow)])
 def caching(request, model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("caching")
     with serving(model, caching_schedule(model, directory, admission=request.param), directory) as server:
