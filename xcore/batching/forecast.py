@@ -42,10 +42,10 @@ class Forecast:
         """Return the outlook of a pool whose residents hold all blocks that aren't free."""
         return Outlook(self, pool, residents)
 
-    def demand(self, pool: KVPool, sequence: Sequence) -> tuple[Array, Array]:
-        """Return the mean and the variance of the blocks that a resident or waiting sequence needs, each [moments].
+    def demand(self, pool: KVPool, sequence: Sequence) -> tuple[Array, Array, Array]:
+        """Return the mean, the variance and the most of the blocks that a sequence needs, each [moments].
 
-        From the second iteration on, the sequence may have ended.
+        The sequence is resident or waiting. From the second iteration on, it may have ended.
         """
         unfinished, generated, cached = sequence.generated, sequence.generated, sequence.cached
         if sequence.status in (WAITING, PREEMPTED):  # its prefill gives a token first
@@ -54,7 +54,7 @@ class Forecast:
         before = generated + self._ahead - 1
         running = np.where(before < sequence.max_output, self._running(unfinished, before), 0.0)
         blocks = -(-(cached + self._ahead) // pool.block_size)
-        return running * blocks, running * (1.0 - running) * blocks**2
+        return running * blocks, running * (1.0 - running) * blocks**2, np.where(running > 0.0, blocks, 0.0)
 
     def _running(self, unfinished: int, tokens: Integers) -> Array:
         """Return [moments]: probabilities that a sequence continues after `tokens` tokens.
@@ -75,20 +75,24 @@ class Outlook:
 
     def __init__(self, forecast: Forecast, pool: KVPool, residents: Iterable[Sequence]):
         self._forecast, self._pool = forecast, pool
-        self._mean = self._variance = np.zeros(1)
+        self._mean = self._variance = self._most = np.zeros(1)
         self._blocks = pool.available
         for sequence in residents:
             self._blocks += len(sequence.blocks)
             self._add(forecast.demand(pool, sequence))
 
     def admits(self, sequence: Sequence) -> bool:
-        """Return whether the blocks suffice with this sequence too; if so, count the sequence from now on."""
-        mean, variance = self._forecast.demand(self._pool, sequence)
-        needed = self._mean + mean + self._forecast.deviations * np.sqrt(self._variance + variance)
-        if (needed > self._blocks).any():
+        """Return whether the blocks suffice with this sequence too; if so, count the sequence from now on.
+
+        Few sequences are far from normal: their sum may never be as much as the normal's quantile.
+        """
+        mean, variance, most = demand = self._forecast.demand(self._pool, sequence)
+        likely = self._mean + mean + self._forecast.deviations * np.sqrt(self._variance + variance)
+        if (np.minimum(likely, self._most + most) > self._blocks).any():
             return False
-        self._add((mean, variance))
+        self._add(demand)
         return True
 
-    def _add(self, demand: tuple[Array, Array]) -> None:
-        self._mean, self._variance = self._mean + demand[0], self._variance + demand[1]
+    def _add(self, demand: tuple[Array, Array, Array]) -> None:
+        mean, variance, most = demand
+        self._mean, self._variance, self._most = self._mean + mean, self._variance + variance, self._most + most

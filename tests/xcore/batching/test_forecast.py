@@ -33,13 +33,13 @@ def test_demand_is_the_mean_and_variance_over_the_lengths_that_are_left(lengths,
     """An output longer than any known one is taken to run to its limit."""
     output, most = LengthDistribution.from_samples(lengths), tokens + more
     sequence = waiting(prompt, tokens, most) if waits else resident(prompt + tokens, tokens, most)
-    mean, variance = Forecast(output, AHEAD).demand(BlockPool(100, size), sequence)
+    mean, variance, largest = Forecast(output, AHEAD).demand(BlockPool(100, size), sequence)
     left = [(n, p) for n, p in zip(output.lengths, output.probabilities, strict=True) if n > tokens] or [(most, 1.0)]
     for k in range(1, AHEAD + 1):
         token = tokens + waits + k  # the one that iteration k makes: the prefill of a waiting sequence gives one
         needs = [-(-(prompt + tokens + k) // size) if token <= min(n, most) else 0 for n, _ in left]
         expected = np.average(needs, weights=[p for _, p in left])
-        assert mean[k - 1] == pytest.approx(expected)
+        assert mean[k - 1] == pytest.approx(expected) and largest[k - 1] == max(needs)
         assert variance[k - 1] == pytest.approx(
             np.average((np.array(needs) - expected) ** 2, weights=[p for _, p in left]), abs=1e-9
         )

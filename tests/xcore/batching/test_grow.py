@@ -243,6 +243,10 @@ WAKES = [(24, 28, 5), *[(1, 1, 0)] * 4, (1, 18, 16), (1, 1, 0), (50, 16, 16), (7
 """One is preempted and its blocks let encoding go on, from which another one joins in the midst of the row."""
 
 
+ALONE = [(1, 9, 1), (1, 38, 1), (1, 49, 1), (17, 26, 0), (17, 26, 0), (60, 38, 1)]
+"""The last request is preempted, and alone in the end: it needs 7 of 9 blocks, and a normal's quantile is above 9."""
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(["orca", "chunked", "static", "hybrid", "rra", "waa-c"]),
@@ -251,6 +255,7 @@ WAKES = [(24, 28, 5), *[(1, 1, 0)] * 4, (1, 18, 16), (1, 1, 0), (50, 16, 16), (7
     st.booleans(),
 )
 @example("waa-c", WAKES, 9, False)
+@example("rra", ALONE, 9, False)
 def test_following_many_iterations_at_once_is_following_each(policy, rows, blocks, pipeline):
     two = {"cluster": parse_cluster("2xA40"), "stages": STAGES["waa-c" if policy == "waa-c" else "pipeline"]}
     plan = schedule(policy, kv_blocks=blocks, admission="grow", **(two if pipeline or policy == "waa-c" else {}))
