@@ -51,8 +51,7 @@ class Ledger:
         self.pool = pool
         self._prefixes = pool if isinstance(pool, PrefixPool) else None
         self.shares_in_step, self.drafted = shares_in_step, drafted
-        self.early_termination = early_termination
-        self.encoder_decoder = encoder_decoder
+        self.early_termination, self.encoder_decoder = early_termination, encoder_decoder
         self.disaggregated = disaggregated
         self._following = order.fresh() if isinstance(order, FollowingOrder) else None
         self.waiting = Queue(self._following or order)
@@ -322,6 +321,7 @@ class Ledger:
                 return False
         if reused:
             self._reuse(sequence, reused)
+        sequence.receive()
         self.pins.remove(sequence)
         prefilled = sequence.to_prefill if chunk is None else min(chunk, sequence.to_prefill)
         allocated = self.pool.allocate(self.admission.first_blocks(sequence, prefilled) - len(reused))

@@ -53,6 +53,8 @@ class Sequence:
     """
     hints: Hints = UNKNOWN
     """For orders that need more than its lengths and its arrival."""
+    received: int = 0
+    """Tokens of its prompt whose keys and values come with it: they are not prefilled, except after a preemption."""
     growth: float = 1.0
     """Tokens that each decode iteration gives it; with speculation, `ends` and `generated` count iterations."""
     # filled by the ledger
@@ -100,6 +102,11 @@ class Sequence:
         self.preemptions += 1
         self.behind = self.recomputed if encoder_decoder else 0
         self.to_prefill = self.known - self.behind
+
+    def receive(self) -> None:
+        """Take the keys and values that come with it, if it is admitted for the first time."""
+        if self.received and self.status is not PREEMPTED:
+            self.cached, self.to_prefill = self.received, self.to_prefill - self.received
 
     def speculate(self, steps: int) -> None:
         """Spread its output evenly over `steps` iterations, of which the prefill is one."""

@@ -51,6 +51,8 @@ class RequestArrays:
     """Tokens of each prompt from one text that all begin with, as in `prefixes`; None: there is no such text."""
     steps: Array | None = None
     """Iterations that give each output, with speculation; None: they are drawn."""
+    received: Array | None = None
+    """Tokens of each prompt whose keys and values come with it, from an engine that has prefilled it; None: none."""
 
 
 def steps_of(outputs: Array, speculation: Speculation) -> Array:
@@ -154,6 +156,7 @@ class Replicas:
             prefixes.parents,
             prefixes.shared,
             warm,
+            _received(requests),
             figures,
             busy,
         )
@@ -175,8 +178,8 @@ class Replicas:
         flags, prefixes = requests.flags.astype(int).tolist(), requests.prefixes if schedule.prefix_caching else None
         warm = _warm(schedule, requests).astype(int).tolist()
         steps = self._steps(schedule.speculation, requests).astype(int).tolist() if schedule.speculation else None
-        texts = python_loop.SharedTexts(prefixes, warm)
-        return python_loop.run(schedule, replica_cost, rows, flags, steps, texts, watch, figures, busy)
+        received, texts = _received(requests).astype(int).tolist(), python_loop.SharedTexts(prefixes, warm)
+        return python_loop.run(schedule, replica_cost, rows, flags, steps, received, texts, watch, figures, busy)
 
     def _steps(self, speculation: Speculation | None, requests: RequestArrays) -> Array:
         """Return the iterations that give each output; they are drawn once for the same array of outputs."""
@@ -231,6 +234,10 @@ def _warm(schedule: Schedule, requests: RequestArrays) -> Array:
     """
     counted = schedule.prefix_caching and schedule.admission == "reserve" and requests.warm is not None
     return requests.warm if counted and requests.warm is not None else np.zeros(0)
+
+
+def _received(requests: RequestArrays) -> Array:
+    return np.zeros(0) if requests.received is None else requests.received
 
 
 def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: bool) -> None:

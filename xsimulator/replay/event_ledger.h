@@ -20,6 +20,7 @@ typedef struct {
     double growth;                    /* tokens that each decode iteration gives */
     int32_t hit, reused, preemptions; /* tokens found in the cache: when it was first admitted, and in all */
     int32_t warm;                     /* tokens of its prompt that are always in the cache, apart from the pool */
+    int32_t received;                 /* tokens of its prompt whose keys and values come with it */
     int32_t passed_over;
     int32_t flags;
     int64_t *keys;                    /* keys of its full blocks, from when it is first in the queue to its end */
@@ -197,6 +198,7 @@ static Py_ssize_t admit_request(Ledger *l, Py_ssize_t sequence, Py_ssize_t chunk
     }
     if (missing > l->pool.available) return -1;
     if (found) reuse(l, r, found);
+    if (r->received && r->status == WAITING) r->cached = r->received, r->to_prefill -= r->received;
     Py_ssize_t prefilled = r->to_prefill < chunk ? r->to_prefill : chunk;
     Py_ssize_t blocks = l->grows ? blocks_for(&l->pool, r->cached + prefilled) : most_blocks(l, r);
     allocate_blocks(l, r, blocks - found);

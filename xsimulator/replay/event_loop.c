@@ -257,7 +257,7 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
 
 /* An argument's place in `run`. */
 enum { ARRIVALS, INPUTS, OUTPUTS, STEPS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, AT_MOST, PLACES, PARENTS, SHARED, WARM,
-       TIMES, BUSY, ARRAYS };
+       RECEIVED, TIMES, BUSY, ARRAYS };
 /* And a setting's. */
 enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACHES, SHARES_IN_STEP, AHEAD,
        DRAFTED, SHARE, TOKENS, WEIGHT, LEVEL, FOLLOWS, SETTINGS_COUNT };
@@ -315,6 +315,7 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     const double *flags = views[FLAGS].buf, *steps = views[STEPS].buf;
     const Py_ssize_t *places = views[PLACES].buf;
     const double *warm = size_of(&views[WARM]) ? views[WARM].buf : NULL;
+    const double *received = size_of(&views[RECEIVED]) ? views[RECEIVED].buf : NULL;
     Py_ssize_t count = size_of(&views[ARRIVALS]), touched = 0;
     Ledger l = {.count = count};
     l.drafted = (Py_ssize_t)settings[DRAFTED];
@@ -338,7 +339,8 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
         l.requests[i] = (Request){.arrival = arrival[i], .started = NAN, .first = NAN, .finish = NAN, .input = in,
                                   .output = ends, .tokens = out, .to_prefill = in, .flags = (int)flags[i],
                                   .growth = ends > 1 ? (double)(out - 1) / (ends - 1) : 1.0,
-                                  .place = l.caches ? places[i] : 0, .warm = warm ? (int32_t)warm[i] : 0};
+                                  .place = l.caches ? places[i] : 0, .warm = warm ? (int32_t)warm[i] : 0,
+                                  .received = received ? (int32_t)received[i] : 0};
         if (l.caches) touched += most_blocks(&l, &l.requests[i]); /* a division is slow */
     }
     l.pool = pool(m, settings, touched);
@@ -366,7 +368,9 @@ static int sizes_fit(const Py_buffer *views) {
         if (size_of(&views[a]) != count) return 0;
     for (int a = LIMITS; a <= MISSED; a++)
         if (size_of(&views[a]) != BOUNDS) return 0;
-    if (size_of(&views[AT_MOST]) != USED || (size_of(&views[WARM]) && size_of(&views[WARM]) != count)) return 0;
+    for (int a = WARM; a <= RECEIVED; a++)
+        if (size_of(&views[a]) && size_of(&views[a]) != count) return 0;
+    if (size_of(&views[AT_MOST]) != USED) return 0;
     if (size_of(&views[TIMES]) != FIGURES * count || size_of(&views[SHARED]) != known) return 0;
     if (settings[CACHES] == 0.0) return 1;
     const Py_ssize_t *places = views[PLACES].buf, *parents = views[PARENTS].buf;
@@ -388,7 +392,7 @@ static End follow_requests(Policy *policy, Ledger *l, Pipeline *sides, Grid *tra
 
 static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[ARRAYS];
-    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrrwwiiirww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrrwwiiirrww", views)) return NULL;
     const double *settings = views[SETTINGS].buf;
     Memory memory = {.count = 0};
     Reader packed = {views[SIDES].buf, (const double *)views[SIDES].buf + size_of(&views[SIDES]), 0};

@@ -18,6 +18,7 @@ def run(
     parents: Places,
     shared: Places,
     warm: Array,
+    received: Array,
     figures: Array,
     busy: Array,
 ) -> float | None:
@@ -41,6 +42,8 @@ def run(
         shared: [texts], of a `Prefixes`; empty without prefix caching.
         warm: [requests], tokens of each prompt that are always in the cache, whose blocks are not among the KV blocks;
             empty: none. Only without prefix caching.
+        received: [requests], tokens of each prompt whose keys and values come with it: they take blocks, but are not
+            prefilled, except after a preemption; empty: none. Only without prefix caching and `warm`.
         figures: [requests, 6], written: began, first token, finished (NaN where it hasn't happened); tokens found in
             the cache when first admitted, and in all; preemptions.
         busy: [stages], written: seconds of work.

@@ -86,6 +86,7 @@ def run(
     requests: list[RequestLengths],
     flags: list[int],
     steps: list[int] | None,
+    received: list[int],
     texts: SharedTexts,
     watch: Watch,
     figures: Array,
@@ -103,6 +104,8 @@ def run(
         tokens = sequence.input_tokens + sequence.ends
         if steps is not None:
             sequence.speculate(steps[i])
+        if received:
+            sequence.received = received[i]
         replica.submit(sequence, prefixes.keys(i, tokens, size) if prefixes else None)
     if prefixes and warm:
         longest = int(np.argmax(warm))

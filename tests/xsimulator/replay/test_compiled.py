@@ -280,7 +280,7 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(ValueError, match="sizes"):
         event_loop.run(
             *(two, two, two, two, two, three, np.ones(10), three, three, three, two),
-            *(none, none, none, cold, np.ones(12), np.ones(1)),
+            *(none, none, none, cold, cold, np.ones(12), np.ones(1)),
         )
     plan, longer = schedule("orca", prefix_caching=True), np.zeros(3)
     with pytest.raises(ValueError, match="sizes"):

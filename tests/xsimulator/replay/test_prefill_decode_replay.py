@@ -1,0 +1,88 @@
+"""Prefill replicas before decode replicas: by hand, by the loop in Python, and against invariants."""
+
+from dataclasses import replace
+from itertools import pairwise
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.xcore.small_specs import MODEL, schedule
+from tests.xsimulator.replay.test_compiled import PROFILE, arrays
+from tests.xsimulator.replay.test_event_simulator import stages_of
+from xcore.specs.prefill_decode import PrefillDecode
+from xcore.specs.workload import RequestLengths
+from xsimulator.replay import compiled
+from xsimulator.replay.compiled import Replicas
+from xsimulator.replay.prefill_decode_replay import KVLink, hand_over
+
+NAMES = ("started", "first", "finished", "hits", "reused", "preemptions")
+ONE = stages_of(MODEL, "both", 0, 1)
+ROWS = st.lists(
+    st.builds(RequestLengths, st.integers(1, 90), st.integers(1, 40), st.floats(0, 2)), min_size=1, max_size=30
+)
+
+
+def received(rows):
+    requests = arrays(sorted(rows, key=lambda row: row.arrival_s))
+    return replace(requests, received=requests.inputs - 1)
+
+
+@given(rows=ROWS, admission=st.sampled_from(["reserve", "grow"]), blocks=st.integers(9, 40))
+@settings(max_examples=30)
+def test_the_loop_in_python_gives_the_same_times(rows, admission, blocks):
+    plan, requests = schedule("chunked", stages=ONE, admission=admission, kv_blocks=blocks), received(rows)
+    fast = Replicas(PROFILE).serve(plan, requests)
+    with mock.patch.object(compiled, "COMPILED", False):
+        slow = Replicas(PROFILE).serve(plan, requests)
+    for name in NAMES:
+        assert getattr(fast, name).tolist() == pytest.approx(getattr(slow, name).tolist(), rel=1e-9)
+
+
+def test_received_prompts_take_blocks_but_no_prefill():
+    """All are admitted at once where the cache holds them, and one after the other where it holds one."""
+    rows = [RequestLengths(60, 20)] * 4
+    whole = Replicas(PROFILE).serve(schedule("chunked", stages=ONE, kv_blocks=20), received(rows))
+    one = Replicas(PROFILE).serve(schedule("chunked", stages=ONE, kv_blocks=5), received(rows))
+    usual = Replicas(PROFILE).serve(schedule("chunked", stages=ONE, kv_blocks=20), arrays(rows))
+    assert (whole.started == whole.started[0]).all() and (whole.first < usual.first).all()
+    assert one.started.tolist() == pytest.approx([0.0, *one.finished[:-1]])
+
+
+def plan_of(x, y, **variables):
+    sides = [replace(schedule("chunked", stages=ONE, **variables), replicas=count) for count in (x, y)]
+    return PrefillDecode(*sides)
+
+
+def test_one_request_is_prefilled_sent_and_decoded():
+    plan, replicas = plan_of(1, 1), Replicas(PROFILE)
+    requests = arrays([RequestLengths(50, 9, 1.0)])
+    times = hand_over(plan, PROFILE, replicas, requests)
+    prefilled = replicas.serve(plan.prefill, arrays([RequestLengths(50, 1, 1.0)])).finished[0]
+    link = KVLink.of(plan, PROFILE)
+    sent = MODEL.layers * MODEL.kv_bytes(1, plan.prefill.kv_dtype) * 50
+    assert link.token_bytes * 50 == sent and times.ready[0] == pytest.approx(prefilled + link.seconds.at(sent))
+    alone = replicas.serve(plan.decode, received([RequestLengths(50, 9, float(times.ready[0]))]))
+    assert times.first[0] == pytest.approx(alone.first[0]) and times.finished[0] == pytest.approx(alone.finished[0])
+
+
+@given(rows=ROWS, x=st.integers(1, 3), y=st.integers(1, 3))
+@settings(max_examples=30)
+def test_every_request_is_served_in_order_of_its_steps(rows, x, y):
+    requests = arrays(sorted(rows, key=lambda row: row.arrival_s))
+    times = hand_over(plan_of(x, y), PROFILE, Replicas(PROFILE), requests)
+    steps = requests.arrivals, times.started, times.prefilled, times.ready, times.first, times.finished
+    for before, after in pairwise(steps):
+        assert (after >= before - 1e-12).all()
+    assert ((times.finished > times.first) == (requests.outputs > 1)).all() and all(0 < b <= 1 for b in times.busy)
+
+
+def test_a_replica_for_each_request_makes_none_wait():
+    rows = [RequestLengths(40, 10, 0.0)] * 3
+    alone = hand_over(plan_of(1, 1), PROFILE, Replicas(PROFILE), arrays(rows[:1]))
+    each = hand_over(plan_of(3, 3), PROFILE, Replicas(PROFILE), arrays(rows))
+    assert each.finished.tolist() == pytest.approx([alone.finished[0]] * 3)
+    together = hand_over(plan_of(1, 3), PROFILE, Replicas(PROFILE), arrays(rows))
+    assert (np.sort(together.finished)[1:] >= alone.finished[0]).all()

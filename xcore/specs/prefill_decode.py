@@ -1,0 +1,29 @@
+"""PrefillDecode: replicas that only prefill beside replicas that only decode, as engines disaggregate them (xP yD)."""
+
+from dataclasses import dataclass
+
+from xcore.specs.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class PrefillDecode:
+    """Two deployments of one model: each prompt's keys and values go from a replica of the first to one of the second.
+
+    Every replica is an engine of its own, with its own tensor parallelism.
+    """
+
+    prefill: Schedule
+    """Of the replicas that compute prompts; `replicas` is x."""
+    decode: Schedule
+    """Of the replicas that compute outputs; `replicas` is y."""
+
+    @property
+    def devices(self) -> int:
+        """The number of devices of all replicas."""
+        return sum(side.replicas * side.stages[0].tp for side in (self.prefill, self.decode))
+
+    @property
+    def name(self) -> str:
+        """The layout as text: `2P×TP2 + 1D×TP4`."""
+        p, d = self.prefill, self.decode
+        return f"{p.replicas}P×TP{p.stages[0].tp} + {d.replicas}D×TP{d.stages[0].tp}"
