@@ -19,6 +19,7 @@ EXEMPT = {
     "xscheduler/engine_settings.py": ({"chunked"} | BY_ENGINE, "an engine's default policy, and its default limits"),
     "xscheduler/launch_command.py": ({"chunked"} | BY_ENGINE, "the flags of other engines, and what these run"),
     "xscheduler/candidates.py": ({"decode_batch"}, "a figure of a steady state, which has this name"),
+    "xscheduler/prefill_decode_search.py": (BY_ENGINE, "the limits of the engines of both sides"),
     "xmulti/plans/planning.py": ({"orca", "chunked"}, "the default policies of a plan's methods"),
     "xmulti/stages/stage_planning.py": ({"chunked"} | BY_ENGINE, "the policy of the engines of a plan's stages"),
     "xmulti/applications/llm_backend.py": ({"max_num_seqs"}, "a policy of its own, with this attribute"),

@@ -103,24 +103,31 @@ class Target:
 
         With `alike`, the prediction assumes that prompts share prefixes as in the workload.
         """
-        longest, length = self._longest(followed)
+        _, length = self._longest(followed)
         cached = (
             "prompts share prefixes as in the workload"
             if alike
             else "no prompts share a prefix, so reuse can only improve on it"
         )
-        model = self.weights or hub_name(followed.model.spec.name)
         # Kubernetes spreads requests over pods, so each replica gets one.
         shared = followed.model.spec.attention_dp
-        together = shared if self.form == "kubernetes" else self.launch.together(followed)
-        start = self.launch.start(followed, model, longest, together)
+        start = self.start(followed, shared if self.form == "kubernetes" else self.launch.together(followed))
         caching = f"prefix caching: on, the default of {self.engine}; the prediction assumes that {cached}"
         if self.form == "command":
             return Export(start, followed, estimate, (*start.notes, length, caching), _script(start))
         rate = f"{figure_text(estimate.throughput_seq_s)} requests/s are predicted for {followed.workload.name}"
+        model = self.model_of(followed)
         comments = (f"{model} on {followed.cluster.name}: {rate}", length, caching)
         deployed = Deployed(self.engine, model, start, comments)
         return Export(start, followed, estimate, (length, caching), _FORMS[self.form](deployed))
+
+    def start(self, followed: Schedule, together: int) -> Start:
+        """Return what starts `together` replicas of a schedule from `follows`."""
+        return self.launch.start(followed, self.model_of(followed), self._longest(followed)[0], together)
+
+    def model_of(self, schedule: Schedule) -> str:
+        """Return the directory of the model, or its name on the hub."""
+        return self.weights or hub_name(schedule.model.spec.name)
 
     def _longest(self, schedule: Schedule) -> tuple[int, str]:
         """Return the tokens of the longest accepted request, and the reason for it.

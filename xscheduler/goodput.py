@@ -202,17 +202,10 @@ class Meter:
 
     def _excess(self, sample: Sample, served: list[EventTimes], rate: float) -> "Excess":
         missed = [
-            _missed(at(requests, rate), times, self.bounds.limits)
+            missed_bounds(at(requests, rate), times.first, times.finished, self.bounds.limits)
             for requests, times in zip(sample.replicas, served, strict=True)
         ]
-        excesses = []
-        for bound, allowed in enumerate(sample.allowed):
-            parts = np.array_split(np.concatenate([counts[bound] for counts in missed]), BATCHES)
-            each = np.array([part.sum() for part in parts], dtype=np.float64)
-            error = math.sqrt(BATCHES) * float(each.std(ddof=1)) if self.arrivals.random else 0.0
-            total = float(each.sum()) + SIGMAS * error * np.array([1.0, -1.0])
-            excesses.append(np.log((np.maximum(total, 0.0) + 0.5) / (allowed + 0.5)))
-        return Excess(*map(float, np.max(excesses, axis=0)))
+        return excess_of(missed, sample.allowed, self.arrivals.random)
 
     def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[EventTimes]]:
         """Replay every request to its end, even if bounds are missed."""
@@ -354,12 +347,30 @@ def _crossing(seen: dict[float, Excess]) -> float:
     return rate * math.exp(math.log(other / rate) * max(share, -2.0))
 
 
-def _missed(requests: RequestArrays, times: EventTimes, limits: Array) -> list[Array]:
-    """Return 1 for each counted request that missed a bound, [3][requests that the bound applies to]."""
+def excess_of(missed: "Sequence[list[Array]]", allowed: Array, random: bool) -> Excess:
+    """Return the excess of the misses of several replicas' requests over the `allowed` misses of each bound [3].
+
+    With `random` arrivals, the misses of parts of the requests in a row give the standard error.
+    """
+    excesses = []
+    for bound, most in enumerate(allowed):
+        parts = np.array_split(np.concatenate([counts[bound] for counts in missed]), BATCHES)
+        each = np.array([part.sum() for part in parts], dtype=np.float64)
+        error = math.sqrt(BATCHES) * float(each.std(ddof=1)) if random else 0.0
+        total = float(each.sum()) + SIGMAS * error * np.array([1.0, -1.0])
+        excesses.append(np.log((np.maximum(total, 0.0) + 0.5) / (most + 0.5)))
+    return Excess(*map(float, np.max(excesses, axis=0)))
+
+
+def missed_bounds(requests: RequestArrays, first: Array, finished: Array, limits: Array) -> list[Array]:
+    """Return 1 for each counted request that missed a bound, [3][requests that the bound applies to].
+
+    `first` and `finished` [requests] are the times of the first and the last token.
+    """
     counts, late = requests.flags >= COUNTS, requests.flags >= COUNTS + COUNTS_FOR_LATENCY
     several = counts & (requests.outputs > 1)
-    ttft, latency = times.first - requests.arrivals, times.finished - requests.arrivals
-    tpot = (times.finished - times.first)[several] / (requests.outputs[several] - 1)
+    ttft, latency = first - requests.arrivals, finished - requests.arrivals
+    tpot = (finished - first)[several] / (requests.outputs[several] - 1)
     return [ttft[counts] > limits[0], tpot > limits[1], latency[late] > limits[2]]
 
 

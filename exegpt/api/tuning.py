@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from exegpt.api.prefill_decode_offer import PrefillDecodeOffer, check_disaggregated, prefill_decode_offer
 from exegpt.api.reports import write_search_report
 from exegpt.api.tune_settings import caching_option, check_devices, drafts_of, setting_on, settings_of_kinds, target_of
 from exegpt.options.tune import TuneOptions
@@ -104,6 +105,8 @@ class ClusterOffer:
     rated: "Rated"
     price_hour: float | None
     export: Export | None = None
+    prefill_decode: PrefillDecodeOffer | None = None
+    """The best layout of prefill and decode replicas; None if it wasn't asked for."""
 
     @property
     def feasible(self) -> bool:
@@ -162,6 +165,7 @@ def read_problem(
         search = replace(search, policies=_policies_of_engine(options, settings[0], search.policies))
     else:
         settings = tuple(setting_on(options, cluster, workload) for cluster in clusters)
+    check_disaggregated(options, settings)
     target = target_of(options, settings[0], search.policies)
     curve = _load_curve(options, len(bounds_s))
     rates_seq_s = tuple(parse_rate(part) for part in options.rate.split(",")) if options.rate else ()
@@ -341,7 +345,8 @@ def _offer(
     on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
     rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
     export = _exported_at(problem, setting, on_engine, arrivals, bounds, rated.rate_seq_s)
-    return ClusterOffer(setting, rated, price, export)
+    split = prefill_decode_offer(problem, setting, arrivals, bounds, rated.rate_seq_s)
+    return ClusterOffer(setting, rated, price, export, split)
 
 
 def _exported_at(

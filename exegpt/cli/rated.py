@@ -7,6 +7,7 @@ from exegpt.api.tuning import ClusterOffer, RateAnswer, TuneProblem, headroom, t
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
 from exegpt.cli.load_day import curve_document, print_curve
+from exegpt.cli.prefill_decode_answer import prefill_decode_document, print_prefill_decode
 from exegpt.cli.prices import TOKEN_PRICES, print_price, token_prices
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text, variables_text
@@ -70,6 +71,7 @@ def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dic
         "goodput_high_seq_s": best.high if best else None,
         "highest_rate_seq_s": rated.highest_rate_seq_s,
         "cluster": offer.setting.cluster.name,
+        **prefill_decode_document(offer),
         "price_per_hour": offer.price_hour,
         **(offer.token_price.document if offer.token_price else NO_TOKEN_PRICE),
     }
@@ -120,6 +122,7 @@ def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
         print_price(best.price_hour, best.token_price)
         if problem.target:
             print_export(problem.target, best.export, bounded_times(problem.search))
+    print_prefill_decode(best, problem)
     print_search(rated.tuned)
     if problem.options.out and schedule:
         print(f"Schedule written to {problem.options.out}{whose(problem, rated.tuned)}.")

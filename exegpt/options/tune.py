@@ -73,6 +73,11 @@ class ArrivalOptions:
         min=1,
         max=100,
     )
+    disaggregated: bool = option(
+        False,
+        "With --rate: also search replicas that only prefill beside replicas that only decode (xP yD), each with its "
+        "own tensor parallelism.",
+    )
     seed: int = shared_options.SEED
 
     @property

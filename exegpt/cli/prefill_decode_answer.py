@@ -1,0 +1,79 @@
+"""The output of `exegpt tune --disaggregated`: prefill replicas beside decode replicas."""
+
+from exegpt.api.tuning import ClusterOffer, TuneProblem
+from xcore.console import output
+from xcore.document import to_dict
+from xcore.duration import format_duration
+from xcore.quantity import figure_text
+from xcore.specs.schedule import Schedule
+from xscheduler.exports.disaggregated_launch import ROUTERS
+
+
+def prefill_decode_document(offer: ClusterOffer) -> dict[str, object]:
+    """Return what `--json` has of prefill and decode replicas: nothing unless they were asked for."""
+    if offer.prefill_decode is None:
+        return {}
+    answer = offer.prefill_decode.answer
+    if answer is None:
+        return {"prefill_decode": None}
+    sides = {"prefill": answer.plan.prefill, "decode": answer.plan.decode}
+    document: dict[str, object] = {
+        "layout": answer.plan.name,
+        "devices": answer.plan.devices,
+        "sustains": answer.goodput_seq_s >= offer.rated.rate_seq_s,
+        "goodput_seq_s": answer.goodput_seq_s,
+        "estimate": to_dict(answer.estimate),
+        "transfer_s": answer.transfer_s,
+        "layouts": answer.layouts,
+        **{side: _side(own) for side, own in sides.items()},
+    }
+    if offer.prefill_decode.commands:
+        document["commands"] = {own.side: own.text for own in offer.prefill_decode.commands}
+    return {"prefill_decode": document}
+
+
+def _side(own: Schedule) -> dict[str, int]:
+    variables = {name: value for name, value in own.control.decisions.items() if value is not None}
+    return {"replicas": own.replicas, "tp_degree": own.stages[0].tp, **variables, "kv_blocks": own.kv_blocks}
+
+
+def print_prefill_decode(offer: ClusterOffer, problem: TuneProblem) -> None:
+    """Print the best layout of prefill and decode replicas beside the best schedule, if it was asked for."""
+    if offer.prefill_decode is None:
+        return
+    answer = offer.prefill_decode.answer
+    if answer is None:
+        return output.note(
+            f"Prefill and decode replicas: none of the layouts on {offer.setting.cluster.name} keeps the bounds."
+        )
+    estimate, rate = answer.estimate, figure_text(offer.rated.rate_seq_s, 6)
+    times = [
+        f"{name} {format_duration(seconds)}"
+        for name, seconds in (
+            ("latency", estimate.latency_s),
+            ("TTFT", estimate.ttft_bounded_s),
+            ("TPOT", estimate.tpot_bounded_s),
+        )
+        if seconds is not None
+    ]
+    lines = [
+        f"{_compared(offer)}, of {answer.layouts} layouts",
+        f"at {rate} requests/s: {', '.join(times)}",
+        f"keys and values of a prompt take {format_duration(answer.transfer_s)} to a decode replica on average",
+    ]
+    output.listed(f"Prefill and decode replicas: {answer.plan.name}", lines)
+    if problem.target and offer.prefill_decode.commands:
+        for own in offer.prefill_decode.commands:
+            print(f"Launch command for each of {own.replicas} {own.side} replicas, {problem.target.engine}:")
+            print(own.text)
+        print(f"  {ROUTERS[problem.target.engine]}")
+
+
+def _compared(offer: ClusterOffer) -> str:
+    """Return their goodput, beside that of the best schedule whose replicas do both."""
+    assert offer.prefill_decode and offer.prefill_decode.answer
+    own, other = offer.prefill_decode.answer.goodput_seq_s, offer.rated.highest_rate_seq_s
+    text = f"goodput {figure_text(own)}/s"
+    if not other:
+        return f"{text}; no schedule above keeps the bounds"
+    return f"{text}, {figure_text(own / other, 3)} times that of the best schedule above ({figure_text(other)}/s)"
