@@ -12,7 +12,16 @@ from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.deployment import Deployment
 from xcore.specs.engine_memory import DATA_SHEET
 from xcore.specs.engine_spec import EngineSpec, engine_of
-from xcore.specs.model import ARITHMETIC, BYTES, DTYPES, KV_DTYPES, ModelSpec, usual_kv_dtype, weights_dtype
+from xcore.specs.model import (
+    ARITHMETIC,
+    BYTES,
+    DTYPES,
+    KV_DTYPES,
+    WEIGHT_BITS,
+    ModelSpec,
+    usual_kv_dtype,
+    weights_dtype,
+)
 from xcore.specs.prefix_hit import hit_text, with_prefix_hit
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
@@ -159,6 +168,7 @@ def find_setting(
     dtype, kv_dtype = _known_dtype(dtype, "--dtype", tuple(BYTES)), _known_dtype(kv_dtype, "--kv-dtype", KV_DTYPES)
     if dtype and cluster == "local":
         dtype = weights_dtype(spec.dtype, dtype)
+        assumptions += _other_weights_text(spec, dtype)
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
     how = {"kv_dtype": kv_dtype, "engine": engine, "front_end": front_end}
@@ -336,6 +346,17 @@ def _local_dtype(model: ModelSpec, on_cpu: bool) -> tuple[str, str]:
     if computes_bf16():
         return "bf16", f"because this CPU computes in it and the checkpoint is in {model.dtype}"
     return "fp32", f"because this CPU does not compute in bf16, and the checkpoint is in {model.dtype}"
+
+
+def _other_weights_text(spec: ModelSpec, dtype: str) -> list[str]:
+    """Return a warning if a run refuses the dtype, because the checkpoint's weights have another number of bits."""
+    held, asked = WEIGHT_BITS.get(spec.dtype or ""), WEIGHT_BITS.get(dtype)
+    if held == asked:
+        return []
+    way = f"its checkpoint has weights of {held} bits, which run in --dtype fp32 or bf16"
+    if not held:
+        way = f"its checkpoint has plain floats; `exegpt model quantize DIR --bits {asked} --out NEW` makes others"
+    return [f"warning: `exegpt run` refuses {dtype} for {spec.name}: {way}"]
 
 
 def _known_dtype(text: str | None, option: str, known: tuple[str, ...]) -> str | None:

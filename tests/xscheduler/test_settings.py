@@ -14,6 +14,8 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context
 from xprofiler import machine
+from xrunner.models.create import create_model
+from xrunner.models.quantize import quantize_model
 from xrunner.threads import set_threads
 from xscheduler.setting_search import search_schedule
 from xscheduler.settings import find_setting, run_dtype, threads_of_device
@@ -207,3 +209,20 @@ def test_a_schedules_workload_says_that_its_lengths_depend_on_each_other():
     assert any("depend on each other: steady states" in text for text in texts)
     texts = find_setting("opt-13b", "1xA40", drawn(0.9)).assumptions
     assert any("correlation in the trace is +0.8" in text for text in texts)
+
+
+def test_a_dtype_that_a_run_refuses_for_its_weights_is_named(tmp_path):
+    """Schedules may still be asked for: before a model is quantised, its gain is a question."""
+    create_model(tmp_path / "plain", "llama", layers=2, hidden=64, heads=2, kv_heads=1, ffn=128, vocab=300)
+    quantize_model(tmp_path / "plain", tmp_path / "codes", bits=4, group_size=32)
+    said = {
+        (name, dtype): [
+            text for text in find_setting(str(tmp_path / name), dtype=dtype).assumptions if "refuses" in text
+        ]
+        for name, dtype in (("plain", "w4a32"), ("plain", "fp32"), ("codes", "fp16"), ("codes", "fp32"))
+    }
+    assert said["plain", "fp32"] == said["codes", "fp32"] == []
+    assert (
+        "refuses w4a32 for plain: its checkpoint has plain floats; `exegpt model quantize" in said["plain", "w4a32"][0]
+    )
+    assert "weights of 4 bits, which run in --dtype fp32 or bf16" in said["codes", "fp16"][0]

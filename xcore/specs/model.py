@@ -38,6 +38,8 @@ in nvfp4. `w8a16` is weights of 8 bits and activations of 16, `int4` of 4 and 16
 """
 ARITHMETIC: dict[str, str] = {"int4": "", "mxfp4": "fp4", "nvfp4": "fp4", "w8a16": "", "w8a32": "fp32", "w4a32": "fp32"}
 """Dtype of weights → the rate of a device that computes with them; missing: the rate of the same name; "": none."""
+WEIGHT_BITS = {"int4": 4, "w4a32": 4, "w8a16": 8, "w8a32": 8}
+"""Bits of weights that a CPU multiplies as they are stored, by dtype; other dtypes are plain floats there."""
 KV_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 """Dtypes of keys and values."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -12,7 +12,7 @@ from exegpt.kernels.linear import can_tile
 from exegpt.kernels.quantized_weight import LONGEST_GROUP, QuantizedWeight, rounded_to_nearest
 from xcore.document import check_file, read_json
 from xcore.errors import InputError, refusing
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import WEIGHT_BITS, ModelSpec
 from xcore.specs.quantization import PackedFormat
 from xrunner.models.device import CPU
 from xrunner.models.packed_weights import PARTS, read_packed
@@ -39,7 +39,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def weight_bits(dtype: str) -> int | None:
     """Return the bits of a dtype's quantised weights; None: weights are floats."""
-    return (8 if dtype.startswith("w8") else 4) if dtype in QUANTIZED else None
+    return WEIGHT_BITS.get(dtype)
 
 
 def products_text(dtype: str, on_cpu: bool) -> tuple[str, ...]:
