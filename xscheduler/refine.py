@@ -126,9 +126,10 @@ def _in_step(group: Sequence[Candidates], at_value: AtValue, best: Incumbent) ->
     """
     like, added = group[-1], list[Candidates]()
     length, batches = like.where.load.workload.input.mean, like.variables[0].values
+    rows = like.where.replica.cost_model.rows  # of a decoding sequence: several with draft tokens
 
     def at(place: int, tokens: int) -> Candidates | None:
-        space = at_value(like, batches[place] + tokens)
+        space = at_value(like, rows * batches[place] + tokens)
         added.extend([space] if space else [])
         return space
 

@@ -35,6 +35,14 @@ def test_the_best_number_of_draft_tokens_is_that_of_all_searches(acceptance, bou
     assert ("speculation" in to_dict(best.schedule)) == bool(chosen)
 
 
+def test_batches_of_equal_prompts_have_budgets_for_every_row_of_their_drafts():
+    setting = find_setting("opt-6.7b", "1xA40", "256/64")
+    drafting = replace(setting, speculation=Drafts.of("0.7", "3", None, None).at(3))
+    own = {"policies": ("chunked",), "ttft_s": 1.0, "tpot_s": 0.1, "fixed": {}}
+    tuned = search_schedule(drafting, None, **vars(replace(OPTIONS, **own)))
+    assert tuned.schedule.control.limit >= 4 * tuned.schedule.control.batch
+
+
 def test_drafting_pays_up_to_the_batch_at_which_it_is_as_fast():
     """By decode iterations of every batch, with and without draft tokens."""
     drafts = Drafts.of("0.4", None, None, 2.0)
