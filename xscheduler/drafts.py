@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_SEARCHED = 8
 """Most draft tokens that a search tries."""
-_USUAL = 3
+USUAL = 3
 """Number of draft tokens that is tried first."""
 
 
@@ -77,8 +77,8 @@ class Drafts:
         """Return the number of draft tokens if there is one; InputError for several."""
         if len(self.lengths) > 1:
             raise InputError(
-                "The number of draft tokens is searched only by tune without a rate: pass --num-speculative-tokens, "
-                "like 3."
+                "The number of draft tokens is searched only by tune without --devices: pass "
+                "--num-speculative-tokens, like 3."
             )
         return self.lengths[0]
 
@@ -114,7 +114,7 @@ def search_drafts(
         return search_schedule(replace(setting, speculation=drafts.at(drafted)), bound_s, **asked)
 
     best, floor, searches = drafts.lengths[0], 0.0, []
-    usual = sorted(drafts.lengths, key=lambda drafted: abs(drafted - _USUAL))  # a high floor early ends more searches
+    usual = sorted(drafts.lengths, key=lambda drafted: abs(drafted - USUAL))  # a high floor early ends more searches
     for drafted in usual if len(usual) > 1 else ():
         tuned = searched(drafted, floor=floor)
         searches.append(tuned.search)

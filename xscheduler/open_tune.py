@@ -112,9 +112,13 @@ def tune_at_rates(
     rates: Sequence[float | None],
     method: Method = "bnb",
     progress: Callable[[int, int], None] = lambda done, total: None,
+    floor: float = 0.0,
     **options: "Unpack[SearchedAt]",
 ) -> list[Rated]:
-    """Return what `tune_at` returns at each of several rates, from one search."""
+    """Return what `tune_at` returns at each of several rates, from one search.
+
+    `floor` is a rate in requests/s that something else is known to sustain. Policies far below it are left out.
+    """
     started = time.perf_counter()
     with uncollected():
         searches = searches_at(model, on, workload, arrivals, bounds, **options)
@@ -123,7 +127,7 @@ def tune_at_rates(
         twins = _twins({policy: search.problem for policy, search in searches.items()})
         searched = {policy: search for policy, search in searches.items() if policy not in twins}
         if method == "bnb":
-            sustained = _raced(searched, progress, profile=on.profile)
+            sustained = _raced(searched, progress, floor, profile=on.profile)
         else:
             sustained = {policy: best for policy, search in searched.items() if (best := _exhausted(search))}
         sustained = _with_twins(sustained, twins, searches)

@@ -53,8 +53,8 @@ def setting_on(
     drafts = drafts_of(options)
     if drafts is None:
         return setting
-    speculation = drafts.at(drafts.only) if options.open_system else None
-    return replace(with_draft(setting, drafts.draft), speculation=speculation)
+    fixed = options.open_system and len(drafts.lengths) == 1
+    return replace(with_draft(setting, drafts.draft), speculation=drafts.at(drafts.only) if fixed else None)
 
 
 def exported_engine(options: TuneOptions) -> str | None:

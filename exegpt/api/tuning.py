@@ -18,7 +18,6 @@ from xcore.files import check_distinct, check_output
 from xcore.policies import TRAITS, runs
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
-from xcore.specs.deployment import Deployment
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.load_curve import LoadHour, read_load_curve
 from xcore.specs.price import Prices, TokenPrice, price_per_hour, read_prices, token_price
@@ -107,6 +106,8 @@ class ClusterOffer:
     export: Export | None = None
     prefill_decode: PrefillDecodeOffer | None = None
     """The best layout of prefill and decode replicas; None if it wasn't asked for."""
+    drafting: DraftGain | None = None
+    """The gain of drafting on the best schedule's stages; None if nothing may be drafted, or without a schedule."""
 
     @property
     def feasible(self) -> bool:
@@ -157,7 +158,7 @@ def read_problem(
         raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
     check_devices(options)
     drafts = drafts_of(options)
-    if drafts and options.open_system:
+    if drafts and options.devices:
         _ = drafts.only  # report several numbers before the work
     left_out: dict[str, str] = {}
     if options.devices:
@@ -342,11 +343,13 @@ def _offer(
 ) -> ClusterOffer:
     """Return a cluster's answer with its price, and with the export to the target engine."""
     price = None if problem.prices is None else price_per_hour(problem.prices, setting.cluster)
+    if any_schedule := next((best.schedule for best in rated.sustained.values()), None):
+        setting = replace(setting, speculation=any_schedule.speculation)
     on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
     rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
     export = _exported_at(problem, setting, on_engine, arrivals, bounds, rated.rate_seq_s)
     split = prefill_decode_offer(problem, setting, arrivals, bounds, rated.rate_seq_s)
-    return ClusterOffer(setting, rated, price, export, split)
+    return ClusterOffer(setting, rated, price, export, split, _drafting(problem, written(problem, rated.tuned)))
 
 
 def _exported_at(
@@ -417,53 +420,23 @@ def _rated(
 
     Many searches run in several processes, those with the most devices first.
     """
-    how = rates, problem.search, problem.options.caches_prefixes
+    from xscheduler.setting_at_rates import search_at_rates
+
+    how = rates, problem.search, problem.options.caches_prefixes, problem.drafts
     searches = [(setting, arrivals, within) for within in bounds for setting, arrivals in asked]
     at = f"at {', '.join(f'{figure_text(rate, 6)}/s' for rate in rates)}"
     if len(searches) < WORTH:
         answers = []
         for setting, arrivals, within in searches:
             with output.progress(f"{setting.cluster.name} {at}") as progress:
-                answers.append(_tuned_at(setting, arrivals, within, *how, progress=progress))
+                answers.append(search_at_rates(setting, arrivals, within, *how, progress=progress))
     else:
         order = sorted(range(len(searches)), key=lambda place: -searches[place][0].cluster.devices)
         with Processes() as processes, output.progress(f"{len(searches)} searches {at}") as progress:
-            ordered = processes.each(_tuned_at, [(*searches[place], *how) for place in order], progress)
+            ordered = processes.each(search_at_rates, [(*searches[place], *how) for place in order], progress)
         by_place = dict(zip(order, ordered, strict=True))
         answers = [by_place[place] for place in range(len(searches))]
     return [answers[first : first + len(asked)] for first in range(0, len(answers), len(asked))]
-
-
-def _tuned_at(
-    setting: Setting,
-    arrivals: "Arrivals",
-    bounds: "RateBounds",
-    rates: tuple[float, ...],
-    search: SearchOptions,
-    prefix_caching: bool,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> "list[Rated]":
-    """Return the best answers on one cluster, one at each rate."""
-    from xscheduler.open_tune import tune_at_rates
-
-    return tune_at_rates(
-        setting.model,
-        Deployment(setting.cluster, setting.profile),
-        setting.workload,
-        arrivals,
-        bounds,
-        rates,
-        search.method,
-        progress,
-        bound=search.bound,
-        policies=search.policies,
-        kv_dtype=setting.kv_dtype,
-        fixed=search.fixed,
-        own=setting.own,
-        admission=search.admission,
-        prefix_caching=prefix_caching,
-        speculation=setting.speculation,
-    )
 
 
 def hours_of(problem: TuneProblem, offer: ClusterOffer) -> "HourlyReplicas | None":

@@ -14,6 +14,7 @@ from xcore.console.schedule_text import schedule_text, variables_text
 from xcore.duration import format_duration
 from xcore.quantity import figure_text
 from xcore.specs.price import NO_TOKEN_PRICE
+from xscheduler.drafts import gain_texts
 from xscheduler.export import Target
 from xscheduler.setting_search import infeasible_text, reasons
 
@@ -72,6 +73,7 @@ def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dic
         "highest_rate_seq_s": rated.highest_rate_seq_s,
         "cluster": offer.setting.cluster.name,
         **prefill_decode_document(offer),
+        **({"speculation": offer.drafting.document} if offer.drafting else {}),
         "price_per_hour": offer.price_hour,
         **(offer.token_price.document if offer.token_price else NO_TOKEN_PRICE),
     }
@@ -119,6 +121,8 @@ def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
         )
         output.listed(f"Best{at}: {schedule_text(schedule)}", reasons(sustained))
         output.listed("Advice:", headroom(rated))
+        if best.drafting:
+            output.listed("Speculative decoding:", gain_texts(best.drafting))
         print_price(best.price_hour, best.token_price)
         if problem.target:
             print_export(problem.target, best.export, bounded_times(problem.search))
