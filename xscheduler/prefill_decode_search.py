@@ -5,6 +5,7 @@ wait. Layouts are tried in the order of this bound until no other can be better;
 far first, and measured by bisection only if it keeps the bounds there.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -94,6 +95,10 @@ class PrefillDecodeQuestion:
     bounds: RateBounds
     bound: BoundMeaning
 
+    @functools.cached_property
+    def _replicas(self) -> Replicas:
+        return Replicas(self.setting.profile)
+
     def best(self, rate_seq_s: float | None) -> PrefillDecodeAnswer | None:
         """Return the layout with the highest goodput and its figures at a rate (None: its goodput).
 
@@ -153,7 +158,7 @@ class PrefillDecodeQuestion:
             waiting = replace(waiting, outputs=np.ones_like(waiting.outputs))
         else:
             waiting = replace(waiting, received=waiting.inputs - 1)
-        served = Replicas(self.setting.profile).serve(side, waiting)
+        served = self._replicas.serve(side, waiting)
         assert served is not None, "nothing is watched"
         return len(waiting.arrivals) / served.seconds
 
@@ -201,7 +206,7 @@ class PrefillDecodeQuestion:
         return tuple(busy for side, busy in sides for _ in range(side.replicas * side.stages[0].tp))
 
     def _replayed(self, plan: PrefillDecode, requests: RequestArrays) -> HandedOver:
-        return hand_over(plan, self.setting.profile, Replicas(self.setting.profile), requests)
+        return hand_over(plan, self.setting.profile, self._replicas, requests)
 
     def _sampled(self, count: int) -> RequestArrays:
         return self.arrivals.sample(count, 1, self.bound).replicas[0]
