@@ -34,6 +34,16 @@ _ROWS = 8
 """Rows of a tile of prompt tokens: their K and V are read once for all of them."""
 
 
+def _split(depth: int | ir.Value, accumulate: bool) -> int:
+    """Return the number of accumulators over which a product's depth is split.
+
+    One chain of additions waits for itself. But the number depends neither on the rows nor, where blocks are added up,
+    on whether a block is seen completely. So a token's attention is the same bit by bit, whichever tokens are computed
+    with it.
+    """
+    return 2 if not accumulate and isinstance(depth, int) and depth % 2 == 0 else 1
+
+
 def _emit_tile(
     builder: ir.IRBuilder,
     rows: int,
@@ -47,16 +57,14 @@ def _emit_tile(
     """Emit LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
 
     `a` and `c` are lists of pointers to rows of floats; `b` is a pointer to a contiguous [depth, columns] matrix of
-    floats, or of bfloat16 or int8, which are widened in registers. With few rows the depth is split over independent
-    accumulators, since one chain of additions waits for itself. A `depth` that is known only at run time, an LLVM
-    value, is not split.
+    floats, or of bfloat16 or int8, which are widened in registers. `depth` may be known only at run time, as an LLVM
+    value; it is split as `_split` says.
     """
     vector = ir.VectorType(FLOAT, columns)
     zero = ir.Constant(vector, [0.0] * columns)
     fma, index = multiply_add(builder, vector), INDEX
-    split = 1
+    split = _split(depth, accumulate)
     if isinstance(depth, int):
-        split = next(n for n in (4, 2, 1) if depth % n == 0 and (n == 1 or n * rows * columns <= _REGISTERS))
         depth = index(depth // split)
     targets = [builder.bitcast(pointer, vector.as_pointer()) for pointer in c]
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(split)] for _ in range(rows)]
@@ -98,7 +106,7 @@ def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, 
             return builder.gep(base, [builder.mul(stride, stride.type(r))])
 
         base_a, base_b, base_c = pointer(4), pointer(7), pointer(9)
-        step = max(1, _REGISTERS // wide)
+        step = max(1, _REGISTERS // (wide * _split(deep, bool(adds))))
         for first in range(0, tall, step):
             some = range(first, min(tall, first + step))
             lines_a, lines_c = ([row(base, args[p], r) for r in some] for base, p in ((base_a, 6), (base_c, 11)))

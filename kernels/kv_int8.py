@@ -51,7 +51,7 @@ def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     top = x.abs().amax(-1)
     whole = x.isfinite().all(-1)
     large = whole & (top >= _LEAST)
-    inverse = torch.where(large, 127 / top, 0.0).unsqueeze(-1)
+    inverse = torch.where(large, torch.full_like(top, 127) / top, 0.0).unsqueeze(-1)  # 127 / top would round twice
     codes = (x.where(whole.unsqueeze(-1), 0) * inverse).round().to(torch.int8)
     return codes, torch.where(whole, top / 127, torch.nan)
 
