@@ -1,4 +1,6 @@
-"""Keys and values in 8 bits: kernels against their references, and what is stored, which depends on the tokens alone."""
+"""Keys and values in 8 bits: kernels against their references; what is stored depends on the tokens alone."""
+
+import itertools
 
 import pytest
 import torch
@@ -96,6 +98,8 @@ def test_attention_is_that_of_the_dequantised_cache(ragged, sizes, options, deco
     blocks = [-(-context // block_size) for context in contexts]
     order = torch.randperm(sum(blocks), generator=g).split(blocks)
     cache = empty(sum(blocks), kv_heads, head_size, block_size)
+    for tensor in cache:  # what no token has written is garbage: some scales are NaN
+        tensor.random_(-128, 128, generator=g)
     tables, plain = torch.zeros(len(contexts), max(blocks), dtype=torch.int32), []
     for row, table, context in zip(tables, order, contexts, strict=True):
         row[: len(table)] = table
@@ -108,8 +112,8 @@ def test_attention_is_that_of_the_dequantised_cache(ragged, sizes, options, deco
     offsets = torch.tensor([0, *news]).cumsum(0).int()
     rest = tables, offsets, torch.tensor(contexts, dtype=torch.int32)
     got = attention(q, *cache, *rest, **options)
-    torch.testing.assert_close(got, attention_reference(q, *cache, *rest, **options), atol=3e-6, rtol=1e-5)
-    torch.testing.assert_close(got, masked(q, plain, news, contexts, **options), atol=3e-6, rtol=1e-5)
+    torch.testing.assert_close(got, attention_reference(q, *cache, *rest, **options), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, masked(q, plain, news, contexts, **options), atol=1e-5, rtol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -135,7 +139,7 @@ def test_what_is_stored_depends_on_the_tokens_alone(tokens, cuts, prefix, sizes,
         return order[places // block_size] * block_size + places % block_size
 
     def write(cache, slots, chunks):
-        for begin, end in zip(chunks, chunks[1:], strict=False):
+        for begin, end in itertools.pairwise(chunks):
             q, k, v = qkv[begin:end].clone().split(kv_heads, 1)
             if rotated:
                 positions = torch.arange(begin, end)
