@@ -265,6 +265,8 @@ def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
         ]
     if asked or kept == profile.dtype:
         return []
+    if kept != usual_kv_dtype(profile.dtype):
+        return [f"keys and values: {kept}, the profile's"]
     return [f"keys and values: {kept}, the default for weights in {profile.dtype}; --kv-dtype sets another dtype"]
 
 

@@ -15,9 +15,11 @@ from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.core.test_prefix_caching import CACHING, alike
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
+from xrunner.comm.ranks import Ranks
 from xrunner.core.capacity import cache_bytes
 from xrunner.core.engine import Engine
 from xrunner.core.job_setup import check_runnable, on_device
+from xrunner.core.shared_cache import shared_caches
 from xrunner.models import AttentionBatch, Batch, load_model
 from xrunner.models.create import create_model
 
@@ -144,6 +146,19 @@ def test_tokens_are_those_of_transformers_with_a_cache_that_is_quantised_alike(m
         differing += place is not None
         assert place is None or gaps[place] < 0.02, (request.id, place, gaps[place])
     assert differing <= 1  # codes at half a step may go either way
+
+
+@pytest.mark.parametrize("pool", ["quotas", "merged"])
+def test_models_of_several_kv_dtypes_share_a_memory(models, pool):
+    kinds = [("llama", "int8"), ("mistral", "fp32"), ("mistral", "int8")]
+    plans = [schedule(models[k].spec, "orca", kv_blocks=30, kv_dtype=models[k].kv_dtype) for k in kinds]
+    engines = [
+        Engine(models[kind], plan, shared=shared)
+        for kind, plan, shared in zip(kinds, plans, shared_caches(plans, pool, Ranks()), strict=True)
+    ]
+    for kind, engine in [*zip(kinds, engines, strict=True), (kinds[0], engines[0])]:
+        got = {result.id: tuple(result.output_ids) for result in engine.run(requests(SHORT)).results}
+        assert got == tokens(models[kind], "orca", requests(SHORT))[0], kind
 
 
 def test_memory_is_what_a_plan_counts(models):
