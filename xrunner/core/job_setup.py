@@ -117,7 +117,7 @@ def check_schedule(schedule: Schedule, model: Model, started: int) -> None:
     for name, dtype, loaded in dtypes:
         if dtype != loaded:
             raise InputError(
-                f"The schedule has {name} {dtype}, but the model was loaded with {name} {loaded}: use the same dtype."
+                f"The schedule has {name} {dtype}, but the model was loaded in {loaded}: use the same dtype."
             )
     make_policy(schedule)  # refuses at once what can't be run
     check_ranks(schedule, started)

@@ -189,7 +189,7 @@ def test_what_cannot_run_is_refused_in_one_sentence(directories, tmp_path):
     check_runnable(plan, spec)
     with pytest.raises(InputError, match="on a CPU only: use --device cpu, or fp32"):
         on_device(plan, torch.device("cuda"), "triton")
-    with pytest.raises(InputError, match="the model was loaded with kv_dtype fp32"):
+    with pytest.raises(InputError, match="has kv_dtype int8, but the model was loaded in fp32"):
         Engine(load_model(directories["llama"]), plan)
     odd = dataclasses.replace(spec, head_size=18)
     with pytest.raises(InputError, match="heads of size 18, and int8 keys and values need a multiple of 4"):
