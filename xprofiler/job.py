@@ -88,7 +88,7 @@ def _path(
     device: torch.device,
     points: Points,
     attention: str,
-    kv_dtype: str | None,
+    kv_dtype: str | None = None,
 ) -> Path:
     facts = store.facts(device, points, attention=attention, kv_dtype=kv_dtype)
     facts |= {"ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}"}
