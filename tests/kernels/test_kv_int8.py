@@ -116,6 +116,15 @@ def test_attention_is_that_of_the_dequantised_cache(ragged, sizes, options, deco
     torch.testing.assert_close(got, masked(q, plain, news, contexts, **options), atol=1e-5, rtol=1e-5)
 
 
+def test_queries_in_bfloat16():
+    cache = empty(3, 2, 16, 16)
+    kv_write(*(torch.randn(40, 2, 16).bfloat16() for _ in range(2)), *cache, torch.arange(40))
+    q, tables = torch.randn(7, 4, 16).bfloat16(), torch.tensor([[0, 1, 2]], dtype=torch.int32)
+    rest = tables, torch.tensor([0, 7], dtype=torch.int32), torch.tensor([40], dtype=torch.int32)
+    exact = attention_reference(q.float(), *cache, *rest)
+    torch.testing.assert_close(attention(q, *cache, *rest).float(), exact, rtol=2**-8, atol=1e-5)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 60),
