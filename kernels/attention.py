@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from exegpt.kernels import gpu_device
 from exegpt.kernels.attention_flashinfer import FlashInfer
-from exegpt.kernels.kv_layout import keys_like_values
+from exegpt.kernels.kv_layout import as_floats
 from exegpt.kernels.numba_threads import compiled
 from exegpt.kernels.work_list import WorkList, deal
 
@@ -37,7 +37,7 @@ def attention(
 
     q         [tokens, heads, head_size], the sequences' new tokens one after the other
     keys      of the shape `kv_layout.key_shape`; the new tokens are already in it
-    values    [blocks, kv_heads, block_size, head_size]
+    values    [blocks, kv_heads, block_size, head_size]; with the scales of `kv_int8.py` if both are int8
     tables    int32 [sequences, most blocks]: the blocks of each sequence in order, then anything valid
     offsets   int32 [sequences + 1]: sequence i has the new tokens offsets[i] to offsets[i + 1], maybe none. The result
               of tokens that are no sequence's is arbitrary
@@ -79,7 +79,8 @@ def attention(
     from exegpt.kernels.attention_cpu import kernel
 
     decode = q.shape[0] == contexts.shape[0]
-    attend = kernel(q.shape[1] // keys.shape[1], q.shape[2], keys.shape[3], decode)
+    quantised = keys.dtype == torch.int8
+    attend = kernel(q.shape[1] // keys.shape[1], q.shape[2], keys.shape[3], decode, quantised)
     starts = torch.zeros_like(contexts) if starts is None else starts
     bias = torch.empty(q.shape[1], 0) if bias is None else bias
     scale = scale or 1 / math.sqrt(q.shape[2])
@@ -129,15 +130,14 @@ def attention_reference(
     out = torch.empty_like(q) if out is None else out
     scale = scale or 1 / math.sqrt(q.shape[2])
     group, block_size = q.shape[1] // values.shape[1], values.shape[2]
-    keys = keys_like_values(keys)
     for i, context in enumerate(contexts.tolist()):
         begin, end = int(offsets[i]), int(offsets[i + 1])
         if begin == end:
             continue
         blocks = tables[i, : -(-context // block_size)].long()
         k, v = (
-            cache[blocks].float().transpose(0, 1).flatten(1, 2)[:, :context].repeat_interleave(group, 0)
-            for cache in (keys, values)
+            cache.transpose(0, 1).flatten(1, 2)[:, :context].repeat_interleave(group, 0)
+            for cache in as_floats(keys[blocks], values[blocks])
         )
         scores = q[begin:end].float().transpose(0, 1) @ k.mT * scale
         places = torch.arange(context, device=q.device)

@@ -22,6 +22,7 @@ from exegpt.kernels.bfloat16 import rounded, widened
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.kernel_dtypes import Kernel, njit_by_dtype
+from exegpt.kernels.kv_int8 import SCALE_BYTES
 from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, load_floats, multiply_add, splat
 from exegpt.kernels.numba_jit import njit
 
@@ -31,6 +32,16 @@ _AHEAD = 2
 """Distance in blocks between the block that is prefetched and the block that is used."""
 _ROWS = 8
 """Rows of a tile of prompt tokens: their K and V are read once for all of them."""
+
+
+def _split(depth: int | ir.Value, accumulate: bool) -> int:
+    """Return the number of accumulators over which a product's depth is split.
+
+    One chain of additions waits for itself. But the number depends neither on the rows nor, where blocks are added up,
+    on whether a block is seen completely. So a token's attention is the same bit by bit, whichever tokens are computed
+    with it.
+    """
+    return 2 if not accumulate and isinstance(depth, int) and depth % 2 == 0 else 1
 
 
 def _emit_tile(
@@ -46,16 +57,14 @@ def _emit_tile(
     """Emit LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
 
     `a` and `c` are lists of pointers to rows of floats; `b` is a pointer to a contiguous [depth, columns] matrix of
-    floats or of bfloat16, which is widened in registers. With few rows the depth is split over independent
-    accumulators, since one chain of additions waits for itself. A `depth` that is known only at run time, an LLVM
-    value, is not split.
+    floats, or of bfloat16 or int8, which are widened in registers. `depth` may be known only at run time, as an LLVM
+    value; it is split as `_split` says.
     """
     vector = ir.VectorType(FLOAT, columns)
     zero = ir.Constant(vector, [0.0] * columns)
     fma, index = multiply_add(builder, vector), INDEX
-    split = 1
+    split = _split(depth, accumulate)
     if isinstance(depth, int):
-        split = next(n for n in (4, 2, 1) if depth % n == 0 and (n == 1 or n * rows * columns <= _REGISTERS))
         depth = index(depth // split)
     targets = [builder.bitcast(pointer, vector.as_pointer()) for pointer in c]
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(split)] for _ in range(rows)]
@@ -97,7 +106,7 @@ def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, 
             return builder.gep(base, [builder.mul(stride, stride.type(r))])
 
         base_a, base_b, base_c = pointer(4), pointer(7), pointer(9)
-        step = max(1, _REGISTERS // wide)
+        step = max(1, _REGISTERS // (wide * _split(deep, bool(adds))))
         for first in range(0, tall, step):
             some = range(first, min(tall, first + step))
             lines_a, lines_c = ([row(base, args[p], r) for r in some] for base, p in ((base_a, 6), (base_c, 11)))
@@ -181,6 +190,30 @@ def _add_bias(scores, bias, begin, place):  # type: ignore[no-untyped-def]
         scores[t] += bias[min(max(begin + t - place, -reach), reach) + reach]
 
 
+@njit(error_model="numpy")
+def _scale_columns(scores, at, scales, begin, columns):  # type: ignore[no-untyped-def]
+    """Multiply the columns of all scores from `at` on by the scales from `begin` on."""
+    for r in range(scores.shape[0]):
+        for t in range(columns):
+            scores[r, at + t] *= scales[begin + t]
+
+
+@njit
+def _load_rows(x, rows, group, q, first, head, scale):  # type: ignore[no-untyped-def]
+    """Load the rows of a tile, times `scale`: a KV head's `group` query heads, token by token from `first` on."""
+    for r in range(rows):
+        for d in range(x.shape[1]):
+            x[r, d] = widened(q[first + r // group, head * group + r % group, d]) * np.float32(scale)
+
+
+@njit
+def _store_rows(x, rows, group, out, first, head):  # type: ignore[no-untyped-def]
+    """Store the rows of a tile where `_load_rows` has them from, in the output."""
+    for r in range(rows):
+        for d in range(x.shape[1]):
+            out[first + r // group, head * group + r % group, d] = rounded(x[r, d], out)
+
+
 @njit
 def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
     """Return [tiles, 4]: sequence, first query, queries (at most `tokens`), and the context of the first query."""
@@ -200,15 +233,15 @@ def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
 
 
 _SIGNATURE = (
-    "void(real[:, :, :], real[:, :, :, ::1], real[:, :, :, ::1], int32[:, :], int32[::1], int32[::1], int32[::1],"
+    "void(real[:, :, :], cached[:, :, :, ::1], cached[:, :, :, ::1], int32[:, :], int32[::1], int32[::1], int32[::1],"
     " float32[:, ::1], float64, int64, boolean, real[:, :, ::1])"
 )
 """Fixed, so that no layout of an argument compiles the kernel again during a run."""
 
 
 @functools.cache
-def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Kernel:
-    """Compile the kernel for `group` query heads per KV head.
+def kernel(group: int, head_size: int, block_size: int, decode: bool, quantised: bool = False) -> Kernel:
+    """Compile the kernel for `group` query heads per KV head; `quantised`: over a cache of 8 bits (`kv_int8.py`).
 
     The kernel is attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out); see
     `attention.attention` for the arguments. It is compiled once for these sizes and kept on disk.
@@ -216,13 +249,16 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Kernel:
     tokens = 1 if decode else max(1, _ROWS // group)
     rows = tokens * group
     size = head_size * block_size
+    part = size + SCALE_BYTES * block_size if quantised else size
 
-    @njit_by_dtype(_SIGNATURE)
+    @njit_by_dtype(_SIGNATURE.replace("cached", "int8" if quantised else "real"))
     def attend(  # type: ignore[no-untyped-def]
         q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out
     ):
         kv_heads = keys.shape[1]
         tiles = _tiles(offsets, contexts, tokens)
+        if quantised:  # once: a view for every block takes a third of the time
+            key_scales, value_scales = keys.reshape(-1).view(np.float32), values.reshape(-1).view(np.float32)
         # Heads outermost: neighbouring tiles of a prompt differ in cost, and threads take contiguous shares.
         for item in prange(kv_heads * len(tiles)):
             head, tile = item // len(tiles), item % len(tiles)
@@ -236,14 +272,14 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Kernel:
             x = np.zeros((rows, head_size), np.float32)
             scores = np.empty((rows, width), np.float32)
             unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # each row sees the keys between them
-            for r in range(queries * group):
-                for d in range(head_size):
-                    x[r, d] = widened(q[first + r // group, head * group + r % group, d]) * np.float32(scale)
+            _load_rows(x, queries * group, group, q, first, head, scale)
             for j in range(skipped, blocks):
                 ahead = table[min(j + _AHEAD, blocks - 1)]
-                _prefetch(size, keys, (ahead * kv_heads + head) * size)
-                block, at = (table[j] * kv_heads + head) * size, j * block_size - begin
+                _prefetch(part, keys, (ahead * kv_heads + head) * part)
+                block, at = (table[j] * kv_heads + head) * part, j * block_size - begin
                 _tile_product(rows, head_size, block_size, 0, x, 0, head_size, keys, block, scores, at, width)
+                if quantised:
+                    _scale_columns(scores, at, key_scales, (block + size) // SCALE_BYTES, block_size)
             for r in range(queries * group):
                 end = context + r // group
                 unseen[r] = max(starts[sequence], end - window if causal else 0) - begin
@@ -254,8 +290,10 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Kernel:
             x[:] = 0
             for j in range(skipped, blocks):
                 ahead = table[min(j + _AHEAD, blocks - 1)]
-                _prefetch(size, values, (ahead * kv_heads + head) * size)
-                block, at = (table[j] * kv_heads + head) * size, j * block_size - begin
+                _prefetch(part, values, (ahead * kv_heads + head) * part)
+                block, at = (table[j] * kv_heads + head) * part, j * block_size - begin
+                if quantised:
+                    _scale_columns(scores, at, value_scales, (block + size) // SCALE_BYTES, block_size)
                 if unseen[queries * group - 1] <= at and at + block_size <= ends[0]:
                     _tile_product(rows, block_size, head_size, 1, scores, at, width, values, block, x, 0, head_size)
                     continue
@@ -265,8 +303,6 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Kernel:
                     seen, place = min(ends[r], at + block_size) - begins, block + (begins - at) * head_size
                     scores_at = r * width + begins
                     _add_row_product(head_size, scores, scores_at, seen, values, place, x, r * head_size)
-            for r in range(queries * group):
-                for d in range(head_size):
-                    out[first + r // group, head * group + r % group, d] = rounded(x[r, d], out)
+            _store_rows(x, queries * group, group, out, first, head)
 
     return attend

@@ -7,6 +7,7 @@ from numba import prange
 from exegpt.kernels import gpu_device
 from exegpt.kernels.bfloat16 import rounded, widened
 from exegpt.kernels.kernel_dtypes import njit_by_dtype
+from exegpt.kernels.kv_int8 import codes_and_scales, quantised, store_int8
 from exegpt.kernels.kv_layout import keys_like_values
 from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.numba_threads import compiled
@@ -20,6 +21,8 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
 
     A value that is not finite is stored as zeros with a key of NaN. A query that sees it gets NaN. Queries that don't
     see it are not affected, even in the same tile, where zero times infinity would be NaN.
+
+    An int8 cache gets codes and scales, see `kv_int8.py`; a key that is not finite is then one of NaN.
     """
     if gpu_device.on_gpu(k):
         from exegpt.kernels.kv_write_gpu import kv_write_gpu
@@ -29,7 +32,7 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
     if not compiled(k):
         kv_write_reference(k, v, keys, values, slots)
         return
-    _kv_write(k, v, keys, values, slots)
+    (_kv_write_int8 if values.dtype == torch.int8 else _kv_write)(k, v, keys, values, slots)
 
 
 def kv_write_reference(
@@ -38,6 +41,12 @@ def kv_write_reference(
     """Run `kv_write` in plain PyTorch."""
     block_size = values.shape[2]
     block, place = slots // block_size, slots % block_size
+    if values.dtype == torch.int8:
+        (key_codes, key_scales), (value_codes, value_scales) = codes_and_scales(keys, values)
+        whole = v.isfinite().all(-1, keepdim=True)
+        key_codes[block, :, place], key_scales[block, :, place] = quantised(k.where(whole, torch.nan))
+        value_codes[block, :, place], value_scales[block, :, place] = quantised(v.where(whole, 0))
+        return
     whole = v.to(values.dtype).isfinite().all(-1, keepdim=True)
     keys_like_values(keys)[block, :, place] = k.where(whole, torch.nan).to(keys.dtype)
     values[block, :, place] = v.where(whole, 0).to(values.dtype)
@@ -66,3 +75,9 @@ def _kv_write(k, v, keys, values, slots):  # type: ignore[no-untyped-def]
                     keys[block, head, d, place] = k[token, head, d]
             else:
                 keys[block, head, :, place] = rounded(np.float32(np.nan), keys)
+
+
+@njit_by_dtype("void(real[:, :, :], real[:, :, :], int8[:, :, :, ::1], int8[:, :, :, ::1], int64[::1])")
+def _kv_write_int8(k, v, keys, values, slots):  # type: ignore[no-untyped-def]
+    for token in prange(len(slots)):
+        store_int8(k[token], v[token], keys, values, slots[token])

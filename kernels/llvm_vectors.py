@@ -10,6 +10,7 @@ from numba.core.typing.templates import Signature
 from exegpt.kernels.bfloat16 import emit_widened
 
 FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
+_BYTE = ir.IntType(8)
 
 
 def splat(builder: ir.IRBuilder, vector: ir.VectorType, value: ir.Value) -> ir.Value:
@@ -20,11 +21,14 @@ def splat(builder: ir.IRBuilder, vector: ir.VectorType, value: ir.Value) -> ir.V
 
 
 def load_floats(builder: ir.IRBuilder, pointer: ir.Value, count: int) -> ir.Value:
-    """Return a vector of `count` floats, from a pointer to floats or to bfloat16, which is widened in registers."""
+    """Return a vector of `count` floats, from a pointer to floats, or to bfloat16 or int8, widened in registers."""
     element = pointer.type.pointee
     line = builder.bitcast(pointer, ir.VectorType(element, count).as_pointer())
-    loaded = builder.load(line, align=4 if element == FLOAT else 2)
-    return loaded if element == FLOAT else emit_widened(builder, loaded, count)
+    if element == FLOAT:
+        return builder.load(line, align=4)
+    if element == _BYTE:
+        return builder.sitofp(builder.load(line, align=1), ir.VectorType(FLOAT, count))
+    return emit_widened(builder, builder.load(line, align=2), count)
 
 
 def multiply_add(builder: ir.IRBuilder, vector: ir.VectorType) -> ir.Function:

@@ -7,7 +7,9 @@ from numba import prange
 from exegpt.kernels import gpu_device
 from exegpt.kernels.bfloat16 import rounded, widened
 from exegpt.kernels.kernel_dtypes import njit_by_dtype
+from exegpt.kernels.kv_int8 import store_int8
 from exegpt.kernels.kv_write import kv_write_reference, store_value
+from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.numba_threads import compiled
 
 
@@ -58,7 +60,8 @@ def rotate_and_write(
     if not compiled(q):
         rotate_and_write_reference(q, k, v, positions, cosines, sines, keys, values, slots)
         return
-    _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots)
+    kernel = _rotate_and_write_int8 if values.dtype == torch.int8 else _rotate_and_write
+    kernel(q, k, v, positions, cosines, sines, keys, values, slots)
 
 
 def rotate_and_write_reference(
@@ -78,16 +81,21 @@ def rotate_and_write_reference(
     kv_write_reference(k, v, keys, values, slots)
 
 
+@njit(fastmath=True)
+def _rotate_token(x, cos, sin):  # type: ignore[no-untyped-def]
+    """Rotate a token's x [heads, head_size] in place."""
+    half = x.shape[1] // 2
+    for head in range(x.shape[0]):
+        for d in range(half):
+            a, b = widened(x[head, d]), widened(x[head, half + d])
+            x[head, d] = rounded(a * cos[d] - b * sin[d], x)
+            x[head, half + d] = rounded(b * cos[d] + a * sin[d], x)
+
+
 @njit_by_dtype("void(real[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1])", fastmath=True)
 def _rotate(x, positions, cosines, sines):  # type: ignore[no-untyped-def]
-    half = x.shape[2] // 2
     for token in prange(x.shape[0]):
-        cos, sin = cosines[positions[token]], sines[positions[token]]
-        for head in range(x.shape[1]):
-            for d in range(half):
-                a, b = widened(x[token, head, d]), widened(x[token, head, half + d])
-                x[token, head, d] = rounded(a * cos[d] - b * sin[d], x)
-                x[token, head, half + d] = rounded(b * cos[d] + a * sin[d], x)
+        _rotate_token(x[token], cosines[positions[token]], sines[positions[token]])
 
 
 @njit_by_dtype(
@@ -100,11 +108,7 @@ def _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots): 
     for token in prange(q.shape[0]):
         cos, sin = cosines[positions[token]], sines[positions[token]]
         block, place = slots[token] // block_size, slots[token] % block_size
-        for head in range(q.shape[1]):
-            for d in range(half):
-                a, b = widened(q[token, head, d]), widened(q[token, head, half + d])
-                q[token, head, d] = rounded(a * cos[d] - b * sin[d], q)
-                q[token, head, half + d] = rounded(b * cos[d] + a * sin[d], q)
+        _rotate_token(q[token], cos, sin)
         for head in range(k.shape[1]):
             if not store_value(values[block, head, place], v[token, head]):
                 keys[block, head, :, place] = rounded(np.float32(np.nan), keys)
@@ -113,3 +117,16 @@ def _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots): 
                 a, b = widened(k[token, head, d]), widened(k[token, head, half + d])
                 keys[block, head, d, place] = rounded(a * cos[d] - b * sin[d], keys)
                 keys[block, head, half + d, place] = rounded(b * cos[d] + a * sin[d], keys)
+
+
+@njit_by_dtype(
+    "void(real[:, :, :], real[:, :, :], real[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1],"
+    " int8[:, :, :, ::1], int8[:, :, :, ::1], int64[::1])",
+    fastmath=True,
+)
+def _rotate_and_write_int8(q, k, v, positions, cosines, sines, keys, values, slots):  # type: ignore[no-untyped-def]
+    for token in prange(q.shape[0]):
+        cos, sin = cosines[positions[token]], sines[positions[token]]
+        _rotate_token(q[token], cos, sin)
+        _rotate_token(k[token], cos, sin)
+        store_int8(k[token], v[token], keys, values, slots[token])

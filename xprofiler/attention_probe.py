@@ -9,10 +9,12 @@ import torch
 
 from exegpt.kernels.attention import attention, make_work_list
 from exegpt.kernels.attention_flashinfer import FlashInfer
+from exegpt.kernels.kv_int8 import codes_and_scales
 from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.models.cache import KVCache
 from xrunner.models.device import CPU
+from xrunner.models.weights import torch_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,12 +41,24 @@ class AttentionOptions(TypedDict, total=False):
     bias: torch.Tensor | None
 
 
+def fill_randomly(keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Fill a layer's keys and values with random numbers of ordinary size."""
+    if values.dtype != torch.int8:
+        keys.normal_(), values.normal_()
+        return
+    for cache in (keys, values):
+        cache.random_(-127, 128)
+    for _, scales in codes_and_scales(keys, values):
+        scales.fill_(1 / 64)
+
+
 class AttentionProbe:
     """Calls the attention kernel of one layer over a pool of at least `batch` sequences of `length` tokens.
 
     The pool has a `KVCache`'s memory layout, and its blocks follow each other as a `BlockPool` allocates them. Every
     call uses other blocks than the call before. It reads queries and writes outputs with a layer's layout: queries next
-    to keys and values, both outside the caches nearest to the core. `attention` as in `Model`.
+    to keys and values, both outside the caches nearest to the core. `attention` and `kv_dtype`
+    as in `Model`.
     """
 
     def __init__(
@@ -55,13 +69,17 @@ class AttentionProbe:
         dtype: str = "fp32",
         device: torch.device = CPU,
         attention: str = "triton",
+        kv_dtype: str | None = None,
     ):
-        block_bytes = BLOCK_SIZE * model.kv_bytes(1, usual_kv_dtype(dtype))
+        kv_dtype = kv_dtype or usual_kv_dtype(dtype)
+        block_bytes = BLOCK_SIZE * model.kv_bytes(1, kv_dtype)
         self._blocks = max(batch * -(-length // BLOCK_SIZE), COLD_BYTES // block_bytes)
         self._heads, self._kv_heads = model.heads, model.kv_heads
         self._order = torch.arange(self._blocks, dtype=torch.int32, device=device)
-        cache = KVCache.allocate(model, 1, self._blocks, BLOCK_SIZE, dtype, device)
-        self._keys, self._values = cache.keys[0].normal_(), cache.values[0].normal_()
+        cache = KVCache.allocate(model, 1, self._blocks, BLOCK_SIZE, kv_dtype, device)
+        self._keys, self._values = cache.keys[0], cache.values[0]
+        fill_randomly(self._keys, self._values)
+        self._dtype, self._head_size = torch_dtype(dtype), model.head_size
         self._workspace = FlashInfer.new_workspace(device) if attention == "flashinfer" else None
 
     def call(
@@ -74,8 +92,7 @@ class AttentionProbe:
         width = -(-(past + new) // BLOCK_SIZE)
         blocks = batch * width
         tables = itertools.cycle(self._order[: self._blocks // blocks * blocks].split(blocks))
-        device, dtype = self._values.device, self._values.dtype
-        size = self._values.shape[-1]
+        device, dtype, size = self._values.device, self._dtype, self._head_size
         all_heads = self._heads + 2 * self._kv_heads
         qkv = [torch.randn(batch * new, all_heads, size, dtype=dtype, device=device) for _ in range(_LAYERS)]
         outs = [torch.empty(batch * new, self._heads, size, dtype=dtype, device=device) for _ in range(_LAYERS)]

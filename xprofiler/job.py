@@ -41,6 +41,7 @@ def measured_job(
     device: torch.device = CPU,
     progress: Progress | None = None,
     attention: str = "triton",
+    kv_dtype: str | None = None,
 ) -> ProfilingJob:
     """Return the stored measurement of an equal job, preferably at all points; else measure now, at few points.
 
@@ -48,12 +49,14 @@ def measured_job(
     stored. All ranks call it alike, and all get the result.
     """
     spec = ModelSpec.from_directory(directory)
-    kept = ranks.share(lambda: _kept(spec, dtype, ranks, device, attention), ProfilingJob)
+    kept = ranks.share(lambda: _kept(spec, dtype, ranks, device, attention, kv_dtype), ProfilingJob)
     if kept:
         return kept[0]
     jobs: list[ProfilingJob] = []
     while len(jobs) < _TIMES and not any(store.is_calm(job.profile) for job in jobs):
-        measured = measure_job(directory, dtype, ranks, progress, device, FEW, attention=attention, kept=False)
+        measured = measure_job(
+            directory, dtype, ranks, progress, device, FEW, attention=attention, kept=False, kv_dtype=kv_dtype
+        )
         jobs.append(_job(measured, ranks, device))
     calmest = min(jobs, key=lambda job: job.profile.spread)
     if ranks.rank == 0 and store.is_calm(calmest.profile):
@@ -72,24 +75,36 @@ def keep(
 ) -> None:
     """Store what a job measured at these points."""
     if ranks.size == 1:
-        store.save(job.profile, spec, store.facts(device, points, attention=attention))
+        facts = store.facts(device, points, attention=attention, kv_dtype=job.profile.kv_dtype)
+        store.save(job.profile, spec, facts)
         return
-    document.write(_path(spec, job.profile.dtype, ranks, device, points, attention), job)
+    document.write(_path(spec, job.profile.dtype, ranks, device, points, attention, job.profile.kv_dtype), job)
 
 
-def _path(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, points: Points, attention: str) -> Path:
-    facts = store.facts(device, points, attention=attention) | {"ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}"}
+def _path(
+    spec: ModelSpec,
+    dtype: str,
+    ranks: Ranks,
+    device: torch.device,
+    points: Points,
+    attention: str,
+    kv_dtype: str | None = None,
+) -> Path:
+    facts = store.facts(device, points, attention=attention, kv_dtype=kv_dtype)
+    facts |= {"ranks": f"{len(ranks.nodes)} nodes x {ranks.per_node}"}
     if not group_sum.wanted():
         facts["symmetric memory"] = "off"
     return store.path_for(spec, dtype, facts)
 
 
-def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, attention: str) -> tuple[ProfilingJob, ...]:
+def _kept(
+    spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, attention: str, kv_dtype: str | None
+) -> tuple[ProfilingJob, ...]:
     """Return the stored job, or nothing. A job of an older version counts as none."""
     if ranks.size == 1:
-        profile = store.find_here(spec, dtype, device, attention)
+        profile = store.find_here(spec, dtype, device, attention, kv_dtype)
         return (ProfilingJob(machine.local(device), profile),) if profile else ()
-    for path in (_path(spec, dtype, ranks, device, points, attention) for points in (FULL, FEW)):
+    for path in (_path(spec, dtype, ranks, device, points, attention, kv_dtype) for points in (FULL, FEW)):
         try:
             if path.is_file():
                 job = document.read(ProfilingJob, path)

@@ -34,6 +34,7 @@ from xprofiler.timing import Timing, timed
 from xrunner.comm.ranks import Ranks
 from xrunner.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
 from xrunner.models.attention_planning import check_attention
+from xrunner.models.cache import checked_kv_dtype
 from xrunner.models.decoder import Layer
 from xrunner.models.device import CPU, made_current
 from xrunner.models.weights import torch_dtype
@@ -66,9 +67,10 @@ def measure_profile(
     points: Points = FULL,
     *,
     attention: str = "triton",
+    kv_dtype: str | None = None,
 ) -> Profile:
     """Measure a model's layers on this machine and store the profile; resumes an interrupted measurement."""
-    return measure_job(source, dtype, Ranks(), progress, device, points, attention=attention).profile
+    return measure_job(source, dtype, Ranks(), progress, device, points, attention=attention, kv_dtype=kv_dtype).profile
 
 
 def measure_job(
@@ -81,6 +83,7 @@ def measure_job(
     *,
     attention: str = "triton",
     kept: bool = True,
+    kv_dtype: str | None = None,
 ) -> MeasuredCluster:
     """Measure a model's layers at every tensor-parallel degree within a node, and the links between the ranks.
 
@@ -88,18 +91,18 @@ def measure_job(
     (several: `xprofiler/job.py`). An interrupted measurement is resumed.
 
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
-    `attention` as in `Model`.
+    `attention` and `kv_dtype` as in `load_model`.
 
     Raises:
         InputError: On every rank, if the ranks' models, dtypes, versions or CPUs differ, or if they share GPUs.
     """
     device = made_current(device)
-    ranks.agree(lambda: _facts(source, dtype, device, attention))
+    ranks.agree(lambda: _facts(source, dtype, device, attention, kv_dtype))
     spec = _spec(source)
     degrees = spec.tp_degrees(ranks.per_node)
     links = make_links(ranks, tuple(pairs(ranks).values()), device)
     reduces = {tp: links.all_reduce(tp) for tp in degrees[1:]}
-    facts = store.facts(device, points, attention=attention) | _job_facts(ranks, links)
+    facts = store.facts(device, points, attention=attention, kv_dtype=kv_dtype) | _job_facts(ranks, links)
     partial = store.path_for(spec, dtype, facts).with_suffix(".partial")
     if ranks.rank == 0:
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -113,12 +116,11 @@ def measure_job(
 
     def load(tp: int) -> Model:
         shard = Shard(ranks.local % tp, tp, _no_all_reduce)
+        layers = cold_layers(spec, dtype, tp, device)
         if isinstance(source, ModelSpec):
-            return random_model(
-                spec, cold_layers(spec, dtype, tp, device), dtype, shard=shard, device=device, attention=attention
-            )
-        layers = None if ranks.size == 1 else cold_layers(spec, dtype, tp, device)
-        return load_model(source, dtype, layers, shard, device=device, attention=attention)
+            return random_model(spec, layers, dtype, shard=shard, device=device, attention=attention, kv_dtype=kv_dtype)
+        held = None if ranks.size == 1 else layers
+        return load_model(source, dtype, held, shard, device=device, attention=attention, kv_dtype=kv_dtype)
 
     measured = _measure(load, spec, dtype, reduces, recorder, ranks, links, facts, points)
     if ranks.size == 1 and kept:
@@ -132,7 +134,9 @@ def _spec(source: str | Path | ModelSpec) -> ModelSpec:
     return source if isinstance(source, ModelSpec) else ModelSpec.from_directory(source)
 
 
-def _facts(source: str | Path | ModelSpec, dtype: str, device: torch.device, attention: str) -> dict[str, str]:
+def _facts(
+    source: str | Path | ModelSpec, dtype: str, device: torch.device, attention: str, kv_dtype: str | None
+) -> dict[str, str]:
     """Return the facts that must be the same on all ranks.
 
     Raises:
@@ -141,7 +145,8 @@ def _facts(source: str | Path | ModelSpec, dtype: str, device: torch.device, att
     spec = _spec(source)
     torch_dtype(dtype)
     check_attention(attention, spec, dtype, device)
-    return {"model": spec.fingerprint, "dtype": dtype} | machine.provenance(device, attention)
+    kept = checked_kv_dtype(kv_dtype, spec, dtype, device)
+    return {"model": spec.fingerprint, "dtype": dtype, "kv_dtype": kept} | machine.provenance(device, attention)
 
 
 def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
@@ -310,7 +315,7 @@ def _parts(
     planned = grids(points, model.spec, model.shard.of)
     most = max(points.prompts[-1], points.batches[-1])
     longest = planned["decode_attention"].points[1][-1]
-    probe = AttentionProbe(model.share, most, longest, model.dtype, model.device, model.attention)
+    probe = AttentionProbe(model.share, most, longest, model.dtype, model.device, model.attention, model.kv_dtype)
     reuse = Reuse(model)
 
     def time(call: Callable[[], object], before: Callable[[], object]) -> Timing:

@@ -76,7 +76,7 @@ def _find_profile(
 
     here = machine.which(cluster) if cluster.name.startswith("local") else None
     if here and text is None:
-        stored = store.find_here(model, dtype, here, attention)
+        stored = store.find_here(model, dtype, here, attention, kv_dtype)
         if stored:
             rooflines.check_engine(engine, stored, stored.fingerprint)
             return stored, profile_text(stored)
@@ -170,6 +170,8 @@ def measured_profile(
     device: "torch.device",
     attention: str,
     say: Callable[[str], None] = lambda text: None,
+    *,
+    kv_dtype: str | None = None,
 ) -> "ProfilingJob":
     """Return the ranks' cluster and its profile: stored, else measured now at few points, with a progress bar.
 
@@ -190,7 +192,7 @@ def measured_profile(
             if first:
                 say(f"measuring this machine, {done} of {total} points")
 
-        return measured_job(directory, dtype, ranks, device, measured, attention)
+        return measured_job(directory, dtype, ranks, device, measured, attention, kv_dtype)
 
 
 def profile_text(profile: Profile) -> str:

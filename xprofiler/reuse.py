@@ -31,7 +31,7 @@ class Reuse:
         self._encoder = spec.encoder_layers * spec.layer_bytes(tp, model.dtype, encoder=True)
         self._layers = spec.layers * spec.layer_bytes(tp, model.dtype) + self._encoder
         self._head = float(spec.vocab * spec.hidden * width)
-        self._cached = float(_CACHED_TOKENS * spec.layers * spec.kv_bytes(tp, model.dtype))
+        self._cached = float(_CACHED_TOKENS * spec.layers * spec.kv_bytes(tp, model.kv_dtype))
 
     def layers(self, tokens: int) -> Callable[[], object]:
         """Return the call before a pass over all layers on `tokens` tokens.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from xcore.specs.model import ModelSpec
+from xcore.specs.model import BYTES, ModelSpec
 from xprofiler.roofline_device import RooflineDevice
 
 _QKV_PASSES = 5
@@ -31,8 +31,9 @@ class AttentionRoofline:
     def _cached_bytes(self) -> float:
         """Return the bytes of a cached token that a decoding token reads."""
         model = self.model
-        values = model.latent.cached if model.latent else 2 * self._kv_heads * model.head_size
-        return values * self.device.kv_bytes
+        if model.latent:
+            return model.latent.cached * BYTES[self.device.kv_dtype]
+        return float(self._kv_heads * model.head_kv_bytes(self.device.kv_dtype))
 
     def _seen(self, new: float, past: float) -> float:
         """Return the sum of tokens that each of `new` tokens sees: all of them without a causal mask."""

@@ -60,7 +60,7 @@ class RooflineDevice:
     bandwidth_bytes_s: float
     decode_bytes_s: float
     activation_bytes: int
-    kv_bytes: float
+    kv_dtype: str
     on_gpu: bool
     launches: Launches
     link: LinkSpec
@@ -98,7 +98,7 @@ class RooflineDevice:
         """
         if not self.on_gpu:
             return 0.0
-        return _DECODE_HEAD_S[1 if self.kv_bytes < 2 else 2] if group > 1 else _DECODE_SINGLE_HEAD_S
+        return _DECODE_HEAD_S[1 if BYTES[self.kv_dtype] < 2 else 2] if group > 1 else _DECODE_SINGLE_HEAD_S
 
     def all_reduce(self, values: float, tp: int) -> float:
         """Return seconds of an all-reduce of `values` activations over `tp` devices, until the last has arrived."""
@@ -174,7 +174,7 @@ def roofline_device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str,
         bandwidth_bytes_s=bandwidth,
         decode_bytes_s=(spec.bandwidth_bytes_s * _DECODE_FRACTION if on_gpu else bandwidth) * kv_rate,
         activation_bytes=activation_bytes(dtype),
-        kv_bytes=BYTES[kv_dtype],
+        kv_dtype=kv_dtype,
         on_gpu=on_gpu,
         launches=_GPU if on_gpu else _CPU,
         link=link,

@@ -20,19 +20,27 @@ _BUSY = 0.15
 """Spread from which on other programs were running: a quiet machine's spread is below a tenth."""
 
 
-def facts(device: "torch.device | None", points: Points = FULL, *, attention: str = "triton") -> dict[str, str]:
+def facts(
+    device: "torch.device | None", points: Points = FULL, *, attention: str = "triton", kv_dtype: str | None = None
+) -> dict[str, str]:
     """Return the facts that distinguish the profiles of this machine.
 
-    These are its provenance, with the attention library on a GPU, and the points unless all are measured.
+    These are its provenance, with the attention library on a GPU, the points unless all are measured, and the dtype of
+    keys and values unless it is that of activations.
     """
-    return machine.provenance(device, attention) | ({} if points == FULL else {"points": "few"})
+    kept = {"kv_dtype": kv_dtype} if kv_dtype == "int8" else {}
+    return machine.provenance(device, attention) | ({} if points == FULL else {"points": "few"}) | kept
 
 
 def find_here(
-    model: ModelSpec, dtype: str, device: "torch.device | None" = None, attention: str = "triton"
+    model: ModelSpec,
+    dtype: str,
+    device: "torch.device | None" = None,
+    attention: str = "triton",
+    kv_dtype: str | None = None,
 ) -> Profile | None:
     """Return this device's stored profile of a model: of all points, else of few points, else None."""
-    full, few = (facts(device, points, attention=attention) for points in (FULL, FEW))
+    full, few = (facts(device, points, attention=attention, kv_dtype=kv_dtype) for points in (FULL, FEW))
     coarse = find(model, dtype, few)
     return find(model, dtype, full) or (coarse if coarse and is_usable(coarse) else None)
 

@@ -17,6 +17,7 @@ from xcore.specs.model import (
     BYTES,
     DTYPES,
     KV_DTYPES,
+    KV_SCALE_BYTES,
     WEIGHT_BITS,
     ModelSpec,
     usual_kv_dtype,
@@ -173,7 +174,8 @@ def find_setting(
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
     how = {"kv_dtype": kv_dtype, "engine": engine, "front_end": front_end}
     chosen, which = find_profile(profile, spec, where, dtype or usual, **how, attention=attention)
-    kept = kv_dtype or chosen.provenance.get("kv_dtype") or usual_kv_dtype(chosen.dtype)
+    kept = kv_dtype or chosen.kv_dtype
+    _check_int8(kept, spec, where)
     assumptions += _kv_text(kv_dtype, kept, chosen)
     if dtype is None:
         assumptions.append(f"dtype: {chosen.dtype}, {why}")
@@ -238,9 +240,24 @@ def _one_node_text(cluster: ClusterSpec) -> list[str]:
     ]
 
 
+def _check_int8(kv_dtype: str, model: ModelSpec, cluster: ClusterSpec) -> None:
+    """Raise InputError for keys and values in int8 that no engine computes."""
+    if kv_dtype != "int8":
+        return
+    if not cluster.is_cpu:
+        raise InputError(
+            f"--kv-dtype int8 runs on CPUs only, and the cluster is '{cluster.name}': use fp8, or leave it out."
+        )
+    if model.encoder_layers or model.latent or model.head_size % KV_SCALE_BYTES:
+        raise InputError(
+            f"--kv-dtype int8 needs a decoder-only model with heads of a multiple of {KV_SCALE_BYTES} values, unlike "
+            f"'{model.name}': leave it out."
+        )
+
+
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
     """Return sentences on the KV dtype if the user chose none, or if it differs from the profile's."""
-    timed = profile.provenance.get("kv_dtype", kept)
+    timed = profile.kv_dtype if profile.source == "measured" else profile.provenance.get("kv_dtype", kept)
     if timed != kept:
         return [
             (
@@ -250,6 +267,8 @@ def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
         ]
     if asked or kept == profile.dtype:
         return []
+    if kept != usual_kv_dtype(profile.dtype):
+        return [f"keys and values: {kept}, the profile's"]
     return [f"keys and values: {kept}, the default for weights in {profile.dtype}; --kv-dtype sets another dtype"]
 
 
@@ -330,6 +349,23 @@ def run_dtype(asked: str | None, given: Schedule | None, model: ModelSpec, devic
     if asked not in (None, "auto"):
         return weights_dtype(model.dtype, asked)
     return given.dtype if given else _local_dtype(model, device == "cpu")[0]
+
+
+def run_kv_dtype(asked: str | None, given: Schedule | None, dtype: str) -> str:
+    """Return the dtype of keys and values of a run in `dtype`: the requested one, else that of the given schedule.
+
+    Without both, it is that of activations. The engine refuses what it can't compute.
+
+    Raises:
+        InputError: The schedule has another KV dtype than the requested one.
+    """
+    kept = _known_dtype(asked, "--kv-dtype", KV_DTYPES)
+    if given and kept not in (None, given.kv_dtype):
+        raise InputError(
+            f"The schedule has keys and values in {given.kv_dtype}, and --kv-dtype asks for {kept}: tune with "
+            f"--kv-dtype {kept}."
+        )
+    return given.kv_dtype if given else kept or usual_kv_dtype(dtype)
 
 
 def _local_dtype(model: ModelSpec, on_cpu: bool) -> tuple[str, str]:

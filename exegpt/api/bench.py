@@ -119,11 +119,12 @@ def _setting(options: BenchOptions, given: Schedule, ranks: int, device: str, at
             given.workload,
             options.profile,
             dtype=given.dtype,
+            kv_dtype=given.kv_dtype,
             device=device,
             attention=attention,
         )
     where = given.model.spec, given.cluster, given.dtype
-    profile, which = find_profile(options.profile, *where, attention=attention)
+    profile, which = find_profile(options.profile, *where, kv_dtype=given.kv_dtype, attention=attention)
     return Setting(given.model.spec, given.cluster, given.workload, profile, given.kv_dtype, (which,))
 
 

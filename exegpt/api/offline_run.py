@@ -22,7 +22,7 @@ from xcore.policies.adjustment import USUAL_SHARE
 from xcore.requests.request import Request, Result
 from xcore.requests.request_lists import read_for_model
 from xcore.requests.shuffle import shuffled_places
-from xcore.specs.model import ModelSpec, usual_kv_dtype
+from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule, ranks_needed
 from xcore.specs.workload import Workload
@@ -34,6 +34,7 @@ from xrunner.core.changes import run_adapting
 from xrunner.core.engine import Engine
 from xrunner.core.results import ResultFile, check_left
 from xrunner.models import attention_planning
+from xrunner.models.cache import checked_kv_dtype
 from xrunner.models.device import find_device
 from xrunner.models.weights import products_text
 from xrunner.threads import set_threads
@@ -42,7 +43,7 @@ from xscheduler.policy_names import policy_names
 from xscheduler.reschedule import rescheduler
 from xscheduler.search_problem import Limits, with_variables
 from xscheduler.setting_search import infeasible_text, search_schedule
-from xscheduler.settings import Setting, find_model, find_setting, run_dtype
+from xscheduler.settings import Setting, find_model, find_setting, run_dtype, run_kv_dtype
 from xsimulator.estimates import GROWING
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     for rejection in rejected:
         output.note(f"skipped: {rejection.reason}")
     dtype = run_dtype(options.dtype, schedule, spec, device.type)
+    checked_kv_dtype(run_kv_dtype(options.kv_dtype, schedule, dtype), spec, dtype, device)
     attention, notes = attention_planning.choose_attention(
         options.attention, find_model(options.directory), dtype, device
     )
@@ -166,7 +168,8 @@ def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "tor
     if options.profile is not None or options.no_profile or (given and ranks_needed(given) != ranks.size):
         return None
     dtype = run_dtype(options.dtype, given, find_model(options.directory), device.type)
-    return measured_profile(Path(options.directory), dtype, ranks, device, inputs.attention)
+    kept = run_kv_dtype(options.kv_dtype, given, dtype)
+    return measured_profile(Path(options.directory), dtype, ranks, device, inputs.attention, kv_dtype=kept)
 
 
 def _plan(options: RunOptions, inputs: RunInputs, measured: "ProfilingJob | None", device: str, ranks: int) -> RunPlan:
@@ -198,18 +201,20 @@ def _setting(
         if measured:
             profile, which = measured.profile, profile_text(measured.profile)
         else:
-            profile, which = find_profile(options.profile, spec, cluster, shared.dtype, attention=inputs.attention)
+            how = {"kv_dtype": shared.kv_dtype, "attention": inputs.attention}
+            profile, which = find_profile(options.profile, spec, cluster, shared.dtype, **how)
         if xsimulator.has_steady_state(shared):
             xsimulator.estimate(shared, profile)  # report missing data of the profile before any work
         return Setting(spec, cluster, workload, profile, shared.kv_dtype, (which,))
     if measured is None or measured.cluster.devices == 1:
-        dtype = inputs.schedule.dtype if inputs.schedule else options.dtype
+        given = inputs.schedule
         setting = find_setting(
             options.directory,
             "local",
             workload,
             options.profile,
-            dtype=dtype,
+            dtype=given.dtype if given else options.dtype,
+            kv_dtype=given.kv_dtype if given else options.kv_dtype,
             device=device,
             attention=inputs.attention,
         )
@@ -224,7 +229,7 @@ def _setting(
         measured.cluster,
         workload,
         profile,
-        usual_kv_dtype(profile.dtype),
+        profile.kv_dtype,
         (profile_text(profile),),
     )
 

@@ -10,7 +10,7 @@ from xcore.console import output
 from xcore.files import check_output
 from xcore.specs.profile import Profile
 from xrunner.threads import set_threads
-from xscheduler.settings import find_model, run_dtype
+from xscheduler.settings import find_model, run_dtype, run_kv_dtype
 
 if TYPE_CHECKING:
     from xrunner.comm.ranks import Ranks
@@ -33,11 +33,18 @@ def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
     kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]
     device, model, several = find_device(kind, ranks.local), options.measured_model, ranks.size > 1
     dtype = run_dtype(options.dtype, None, find_model(model), kind)
+    kept = run_kv_dtype(options.kv_dtype, None, dtype)
     attention = _attention(options, dtype, ranks, kind)
     with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
         source = Path(model) if Path(model).is_dir() else find_model(model)
         measured = measure_job(
-            source, dtype, ranks, lambda _, done, total: progress(done, total), device, attention=attention
+            source,
+            dtype,
+            ranks,
+            lambda _, done, total: progress(done, total),
+            device,
+            attention=attention,
+            kv_dtype=kept,
         )
     wanted = options.cluster_out or several
     cluster = found_cluster(ranks, measured.intra, measured.inter, device) if wanted else None

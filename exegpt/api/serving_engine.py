@@ -23,7 +23,7 @@ from xcore.policies import TRAITS
 from xcore.requests.engine_protocol import Opened, Speed
 from xcore.requests.request import Request
 from xcore.requests.starting import say_starting
-from xcore.specs.model import ModelSpec, usual_kv_dtype
+from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xcore.tokenizer import load_tokenizer
 from xcore.traces.fit_context import fit_context
@@ -36,6 +36,7 @@ from xrunner.core import inbox
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.models import attention_planning
+from xrunner.models.cache import checked_kv_dtype
 from xrunner.models.device import find_device
 from xrunner.models.weights import products_text
 from xrunner.rank.warm_up import Extent
@@ -44,7 +45,7 @@ from xscheduler.highest_goodput import highest_goodput, nearest_goodput
 from xscheduler.ordering import served_hints
 from xscheduler.reschedule import rescheduler
 from xscheduler.setting_search import infeasible_text, search_schedule
-from xscheduler.settings import Setting, find_model, run_dtype
+from xscheduler.settings import Setting, find_model, run_dtype, run_kv_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -185,13 +186,15 @@ def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> Engin
         if given:
             given.check_model(ModelSpec.from_directory(directory))
         dtype = run_dtype(asked.dtype, given, spec, device.type)
+        checked_kv_dtype(run_kv_dtype(asked.kv_dtype, given, dtype), spec, dtype, device)
         attention, _ = attention_planning.choose_attention(asked.attention, spec, dtype, device)
         return given, attention
 
     given, attention = ranks.share(first, Schedule)
     dtype = run_dtype(asked.dtype, given, spec, device.type)
     say = partial(say_starting, options.socket)
-    measured = measured_profile(Path(options.model), dtype, ranks, device, attention, say)
+    kept = run_kv_dtype(asked.kv_dtype, given, dtype)
+    measured = measured_profile(Path(options.model), dtype, ranks, device, attention, say, kv_dtype=kept)
     say("searching a schedule")
     return ranks.share(lambda: _found(options, given, measured, attention), EnginePlan)
 
@@ -235,7 +238,7 @@ def engine_setting(options: EngineOptions, measured: "ProfilingJob", given: Sche
     assumptions += [*scaling, profile_text(profile), *products_text(profile.dtype, measured.cluster.is_cpu)]
     for assumption in assumptions:
         output.note(assumption)
-    return Setting(spec, measured.cluster, workload, profile, usual_kv_dtype(profile.dtype), tuple(assumptions))
+    return Setting(spec, measured.cluster, workload, profile, profile.kv_dtype, tuple(assumptions))
 
 
 def _setting_of(opened: Opened) -> Setting:

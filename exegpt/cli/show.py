@@ -198,7 +198,7 @@ def _predicted(schedule: "Schedule") -> "Estimate | None":
     if schedule.profile.source == "roofline":
         profile = found_on(schedule)
         return estimate(schedule, for_schedule(profile, schedule)) if profile else None
-    profile, _ = find_profile(None, schedule.model.spec, schedule.cluster, schedule.dtype)
+    profile, _ = find_profile(None, schedule.model.spec, schedule.cluster, schedule.dtype, kv_dtype=schedule.kv_dtype)
     if profile.fingerprint != schedule.profile.fingerprint:
         return None
     return estimate(schedule, for_schedule(profile, schedule))

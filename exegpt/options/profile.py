@@ -16,6 +16,7 @@ class ProfileOptions(shared_options.DeviceOptions, shared_options.PluginOptions)
     out: Path | None = option(None, "Also write the profile to this file.", "-o")
     cluster_out: Path | None = option(None, "Write the detected cluster to this YAML file, for --cluster.")
     dtype: str | None = shared_options.RUN_DTYPE
+    kv_dtype: str | None = shared_options.RUN_KV_DTYPE
 
     @property
     def measured_model(self) -> str:

@@ -48,6 +48,7 @@ class OneModelRunOptions(
     kv_blocks: int | None = option(None, "KV blocks on each stage, instead of the schedule's.", min=1)
     adapt: bool = option(False, "When lengths drift, search again and change the schedule during the run.")
     dtype: str | None = shared_options.RUN_DTYPE
+    kv_dtype: str | None = shared_options.RUN_KV_DTYPE
     report: Path | None = shared_options.REPORT
 
 

@@ -48,6 +48,7 @@ class ServedOptions(OneModelOptions, shared_options.DeviceOptions):
     """The schedule and the device of an engine."""
 
     dtype: str | None = shared_options.RUN_DTYPE
+    kv_dtype: str | None = shared_options.RUN_KV_DTYPE
     pinned: bool = option(False, "Keep schedules and the plan even if lengths or rates drift.")
 
 

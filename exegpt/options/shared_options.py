@@ -28,6 +28,9 @@ RUN_DTYPE = option(
     "computes in bf16; else fp32.",
 )
 KV_DTYPE = option(None, "The dtype of keys and values. Default: that of --dtype; bf16 for weights of fewer bits.")
+RUN_KV_DTYPE = option(
+    None, "The dtype of keys and values: that of --dtype (the default), or int8 with a scale per head, on CPUs."
+)
 COLUMNS = option(
     None,
     "A trace's columns: input=NAME,output=NAME[,arrival=NAME]. Add a unit to the arrival: arrival=NAME:ms (or "

@@ -51,5 +51,6 @@ def test_no_more_is_read_than_changes_anything(reads):
 
 def test_a_gpu_reads_nothing(reads):
     _, model = reads
-    there = SimpleNamespace(spec=model.spec, shard=model.shard, dtype="fp32", device=SimpleNamespace(type="cuda"))
+    gpu = SimpleNamespace(type="cuda")
+    there = SimpleNamespace(spec=model.spec, shard=model.shard, dtype="fp32", kv_dtype="fp32", device=gpu)
     assert Reuse(there).layers(1)() is None

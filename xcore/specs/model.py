@@ -40,8 +40,10 @@ ARITHMETIC: dict[str, str] = {"int4": "", "mxfp4": "fp4", "nvfp4": "fp4", "w8a16
 """Dtype of weights → the rate of a device that computes with them; missing: the rate of the same name; "": none."""
 WEIGHT_BITS = {"int4": 4, "w4a32": 4, "w8a16": 8, "w8a32": 8}
 """Bits of weights that a CPU multiplies as they are stored, by dtype; other dtypes are plain floats there."""
-KV_DTYPES = ("fp32", "bf16", "fp16", "fp8")
-"""Dtypes of keys and values."""
+KV_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8")
+"""Dtypes of keys and values. Those of 8 bits in int8 have scales, and run on CPUs only: see `head_kv_bytes`."""
+KV_SCALE_BYTES = 4
+"""Bytes of the scale that each head's key, and each head's value, of a token has in int8."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Dtypes by their names in a `config.json`."""
 
@@ -364,7 +366,13 @@ class ModelSpec(Spec):
         """Return the bytes of the keys and values of one token in one layer on one of `tp` devices."""
         if self.latent:  # all heads share them: every device has a copy
             return int(self.latent.cached * BYTES[dtype]) + self.latent.index_bytes
-        return int(2 * -(-self.kv_heads // tp) * self.head_size * BYTES[dtype])
+        return -(-self.kv_heads // tp) * self.head_kv_bytes(dtype)
+
+    def head_kv_bytes(self, dtype: str) -> int:
+        """Return the bytes of one token's key and value of one KV head, with their scales in int8."""
+        if dtype == "int8":
+            return 2 * (self.head_size + KV_SCALE_BYTES)
+        return int(2 * self.head_size * BYTES[dtype])
 
     def tp_degrees(self, most: int) -> tuple[int, ...]:
         """Return the tensor-parallel degrees up to `most` that a model allows.

@@ -14,7 +14,7 @@ from xcore.arrays import Array, Flags
 from xcore.errors import InputError
 from xcore.interpolation import bilinear, bilinear_at, linear, linear_at
 from xcore.spec import Spec
-from xcore.specs.model import BYTES, ModelSpec
+from xcore.specs.model import BYTES, ModelSpec, usual_kv_dtype
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -237,6 +237,11 @@ class Profile(Spec):
     """Times of a separate draft model (`Speculation.draft`), by its tensor-parallel degree; not part of files."""
 
     VERSION = 1
+
+    @property
+    def kv_dtype(self) -> str:
+        """Return the dtype of the keys and values that its times are for."""
+        return self.provenance.get("kv_dtype") or usual_kv_dtype(self.dtype)
 
     @property
     def spread(self) -> float:

@@ -126,7 +126,8 @@ def measured_profiles(
     """Return this machine's measured profile of each model: stored, or measured now."""
     profiles = {}
     for model in unit:
-        job = measured_profile(directories[model.name], model.schedule.dtype, ranks, device, attention)
+        schedule, directory = model.schedule, directories[model.name]
+        job = measured_profile(directory, schedule.dtype, ranks, device, attention, kv_dtype=schedule.kv_dtype)
         profiles[model.name] = job.profile
     return profiles
 

@@ -6,7 +6,7 @@ from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cost_table import DegreeCosts, ModelCosts, PhaseLines
 from xcore.specs.engine_memory import EngineMemory
-from xcore.specs.model import ModelSpec, usual_kv_dtype
+from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Stage
 from xcore.specs.workload import LengthDistribution
@@ -37,7 +37,7 @@ def profiled_model(
         InputError: The model fits at no degree.
     """
     context = min(model.context, context or model.context)
-    cost_model = CostModel(model, cluster, profile, usual_kv_dtype(profile.dtype), memory=memory)
+    cost_model = CostModel(model, cluster, profile, profile.kv_dtype, memory=memory)
     degrees = [_degree(cost_model, tp, seconds, context) for tp, seconds in sorted(load_s.items())]
     known = tuple(degree for degree in degrees if degree)
     if not known:

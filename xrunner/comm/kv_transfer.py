@@ -24,7 +24,6 @@ from xrunner.comm.packing import send
 from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, Pending, Transport
 from xrunner.models import KVCache
-from xrunner.models.weights import torch_dtype
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Route:
     heads: range
 
     def parts(self, cache: KVCache, place: Place, spec: ModelSpec) -> Iterator[torch.Tensor]:
-        """Yield the route's view of every tensor of a rank's cache, each [blocks, heads, head_size · block_size]."""
+        """Yield the route's view of every tensor of a rank's cache, each [blocks, heads, elements of a head]."""
         first = held_heads(place, spec).start
         for layer in self.layers:
             for tensors in (cache.keys, cache.values):
@@ -112,7 +111,7 @@ class _Side:
 
 
 def _buffer(parts: list[torch.Tensor], blocks: Sized) -> torch.Tensor:
-    """Return a buffer for n blocks: [tensors, n, heads · head_size · block_size]."""
+    """Return a buffer for n blocks: [tensors, n, heads · elements of a head]."""
     first = parts[0]
     return torch.empty(len(parts), len(blocks), first[0].numel(), dtype=first.dtype, device=first.device)
 
@@ -166,5 +165,5 @@ def buffer_bytes(place: Place, spec: ModelSpec, blocks: int) -> int:
     if not blocks:
         return 0
     own_routes = [r for r in routes(schedule, place.replica, spec) if place.rank in (r.source, r.target)]
-    width = 2 * spec.head_size * schedule.block_size * torch_dtype(schedule.kv_dtype).itemsize
+    width = schedule.block_size * spec.head_kv_bytes(schedule.kv_dtype)
     return sum(len(r.layers) * len(r.heads) for r in own_routes) * width * blocks

@@ -23,6 +23,7 @@ from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import Transport
 from xrunner.models import Model, Shard, load_model
 from xrunner.models.attention_planning import check_attention, described
+from xrunner.models.cache import checked_kv_dtype
 from xrunner.models.device import identity
 from xrunner.models.weights import DTYPES, QUANTIZED
 from xrunner.rank.assembly import DeviceBatch
@@ -52,8 +53,9 @@ def on_device(schedule: Schedule, device: torch.device, attention: str) -> dict[
     """Return the facts about their devices that all ranks must agree on.
 
     Raises:
-        InputError: The device doesn't support this attention.
+        InputError: The device doesn't support this attention, or the schedule's KV dtype.
     """
+    checked_kv_dtype(schedule.kv_dtype, schedule.model.spec, schedule.dtype, device)
     check_attention(attention, schedule.model.spec, schedule.dtype, device)
     return {"device": device.type, "attention": str(described(attention, device))}
 
@@ -100,6 +102,7 @@ def load_part(
         shard=Shard(place.part, place.tp, transport.all_reduce) if transport else Shard(0, 1, lambda x: x),
         device=device,
         attention=attention,
+        kv_dtype=schedule.kv_dtype,
     )
 
 
@@ -114,7 +117,7 @@ def check_schedule(schedule: Schedule, model: Model, started: int) -> None:
     for name, dtype, loaded in dtypes:
         if dtype != loaded:
             raise InputError(
-                f"The schedule has {name} {dtype}, but the model was loaded in {model.dtype}: use the same dtype."
+                f"The schedule has {name} {dtype}, but the model was loaded in {loaded}: use the same dtype."
             )
     make_policy(schedule)  # refuses at once what can't be run
     check_ranks(schedule, started)
@@ -149,11 +152,12 @@ def check_runnable(schedule: Schedule, model: ModelSpec) -> None:
             "it to another engine, or tune without --draft-acceptance."
         )
     make_policy(schedule)
-    if schedule.dtype not in DTYPES | QUANTIZED or schedule.kv_dtype != usual_kv_dtype(schedule.dtype):
+    if schedule.dtype not in DTYPES | QUANTIZED or schedule.kv_dtype not in (usual_kv_dtype(schedule.dtype), "int8"):
         raise InputError(
             f"The schedule has dtype {schedule.dtype} and kv_dtype {schedule.kv_dtype}: both must be the same, "
-            f"{' or '.join(DTYPES)}; tune with --dtype."
+            f"{' or '.join(DTYPES)}, or kv_dtype int8; tune with --dtype or --kv-dtype."
         )
+    checked_kv_dtype(schedule.kv_dtype, model, schedule.dtype)
     for tp in sorted({stage.tp for stage in schedule.stages}):
         possible = model.tp_degrees(tp)
         if tp not in possible:

@@ -9,7 +9,7 @@ import torch
 from exegpt.kernels.argmax import argmax
 from exegpt.kernels.log_probs import LogProbs, PromptLogProbs, log_probs
 from exegpt.kernels.sampling import Sampling, sample
-from xcore.specs.model import ModelSpec, usual_kv_dtype
+from xcore.specs.model import ModelSpec
 from xrunner.models.batch import Batch, attend
 from xrunner.models.cache import KVCache
 from xrunner.models.device import CPU
@@ -62,6 +62,8 @@ class Model:
     """The whole model's sizes."""
     dtype: str
     """Dtype of the activations, or of quantised weights, which says that of the activations too (`BYTES`)."""
+    kv_dtype: str
+    """The dtype of keys and values: that of activations, or int8."""
     layers: tuple[Layer, ...]
     ends: Ends
     eos: frozenset[int]
@@ -79,11 +81,6 @@ class Model:
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """Return an empty KV cache for this model's layers."""
         return KVCache.allocate(self.share, self.cached_layers, blocks, block_size, self.kv_dtype, self.device)
-
-    @property
-    def kv_dtype(self) -> str:
-        """The dtype of keys and values: that of activations."""
-        return usual_kv_dtype(self.dtype)
 
     @property
     def cached_layers(self) -> int:

@@ -9,9 +9,10 @@ import torch
 
 from xcore.document import read_json
 from xcore.errors import InputError
-from xcore.specs.model import ModelSpec, read_config
+from xcore.specs.model import ModelSpec, read_config, usual_kv_dtype
 from xcore.specs.quantization import PackedFormat, packed_format, refuse_quantised_tensor
 from xrunner.models import llama, t5
+from xrunner.models.cache import checked_kv_dtype
 from xrunner.models.decoder import Model
 from xrunner.models.device import CPU, keep_memory
 from xrunner.models.encoder_decoder import EncoderDecoder
@@ -39,13 +40,14 @@ def load_model(
     encoder_layers: range | None = None,
     device: torch.device = CPU,
     attention: str = "triton",
+    kv_dtype: str | None = None,
 ) -> Model:
     """Load the model of a directory in the Hugging Face layout, or a stage of it.
 
     A stage has `layers`: a range, or the first ones by number. The stage has complete layers or a shard of each, with
     or without the embedding and the head. Only its own tensors are read, straight onto the device. For an
     encoder-decoder, `layers` are the decoder's; its encoder layers have the same numbers (all without `layers`) unless
-    `encoder_layers` is given. `attention` as in `Model`.
+    `encoder_layers` is given. `attention` and `kv_dtype` as in `Model`; without `kv_dtype`, that of activations.
 
     Raises:
         InputError: The model can't be run, split or read.
@@ -57,10 +59,11 @@ def load_model(
     for key, refused in family_of(spec).unsupported(config, spec.name).items():
         if refused:
             raise InputError(f"Model '{spec.name}' has {key} = {config[key]!r}, which is not supported.")
+    kv_dtype = checked_kv_dtype(kv_dtype, spec, dtype, device)
     weights = SafetensorsWeights(directory, torch_dtype(dtype), device, format)
     check_tensors(spec, weights)
     model = _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
-    return replace(model, attention=attention)
+    return replace(model, attention=attention, kv_dtype=kv_dtype)
 
 
 def random_model(
@@ -71,12 +74,14 @@ def random_model(
     shard: Shard = WHOLE,
     device: torch.device = CPU,
     attention: str = "triton",
+    kv_dtype: str | None = None,
 ) -> Model:
     """Return a model of these sizes with random weights, with all layers or `layers` of them, for the profiler."""
     if weight_bits(dtype):
         _check_quantized(spec, device)
     weights = RandomWeights(torch_dtype(dtype), seed, device, weight_bits(dtype))
-    return replace(_build(spec, {}, weights, dtype, layers, shard), attention=attention)
+    kv_dtype = checked_kv_dtype(kv_dtype, spec, dtype, device)
+    return replace(_build(spec, {}, weights, dtype, layers, shard), attention=attention, kv_dtype=kv_dtype)
 
 
 def _check_format(format: PackedFormat | None, spec: ModelSpec, dtype: str, device: torch.device) -> None:
@@ -132,7 +137,8 @@ def _build(
         ends = embedding, encoder_layers is None or (bool(encoding) and encoding.stop == spec.encoder_layers), head
         return _encoder_decoder(spec, config, weights, dtype, encoding, held, shard, ends)
     made, ends = family.build(spec, config, weights, held, shard, embedding, head)
-    return Model(spec, dtype, tuple(made), ends, _eos(config, spec.name), shard, head, device=weights.device)
+    kept = usual_kv_dtype(dtype)
+    return Model(spec, dtype, kept, tuple(made), ends, _eos(config, spec.name), shard, head, device=weights.device)
 
 
 def _encoder_decoder(
@@ -157,6 +163,7 @@ def _encoder_decoder(
     return EncoderDecoder(
         spec=spec,
         dtype=dtype,
+        kv_dtype=usual_kv_dtype(dtype),
         layers=stack("decoder", decoding),
         ends=t5.T5Ends(spec, config, weights, *ends),
         eos=_eos(config, spec.name),

@@ -36,6 +36,8 @@ def check_refused(done, message):
         ("tune -l 5s --search magic", "--search 'magic'"),
         ("tune -l 5s --policy rra,magic", "'magic'"),
         ("tune -l 5s --dtype int3", "--dtype 'int3'"),
+        ("tune -l 5s --kv-dtype int4", "--kv-dtype 'int4'"),
+        ("tune -l 5s --kv-dtype int8", "--kv-dtype int8 runs on CPUs only, and the cluster is '4xA40'"),
         ("tune -l 5s --rate 5", "'5' is not an arrival rate"),
         ("tune -l 5s --workload t.csv --columns a=b", "'a=b'"),
         ("tune -l 5s --columns input=a", "'input=a' .* leave --columns out"),

@@ -74,45 +74,50 @@ class Mail:
         return pending.there
 
 
-def filled(place, spec, blocks):
+def new_cache(place, spec, blocks, dtype):
+    return KVCache.allocate(Shard(place.part, place.tp, lambda x: x).share(spec), len(place.layers), blocks, 4, dtype)
+
+
+def filled(place, spec, blocks, dtype):
     """A cache whose every value encodes its tensor, layer, head, block and place."""
-    cache = KVCache.allocate(Shard(place.part, place.tp, lambda x: x).share(spec), len(place.layers), blocks, 4, "fp32")
+    cache = new_cache(place, spec, blocks, dtype)
     for which, tensors in enumerate((cache.keys, cache.values)):
         for layer, tensor in zip(place.layers, tensors, strict=True):
-            tensor.copy_(expected(which, layer, held_heads(place, spec), range(blocks), tensor.shape[2:]))
+            tensor.copy_(expected(which, layer, held_heads(place, spec), range(blocks), tensor.shape[2:], dtype))
     return cache
 
 
-def expected(which, layer, heads, blocks, inner):
+def expected(which, layer, heads, blocks, inner, dtype):
+    if dtype == "int8":
+        return expected(which, layer, heads, blocks, inner, "fp32").mul(1021).remainder(251).sub(125).to(torch.int8)
     codes = torch.tensor([[which + 10 * layer + 1000 * head + 100_000 * block for head in heads] for block in blocks])
     return (codes[:, :, None, None] + torch.arange(inner.numel()).view(inner) / 1024).float()
 
 
-@given(DEGREES, DEGREES, st.sampled_from([1, 2, 4, 8]), st.integers(1, 2))
-def test_every_key_and_value_goes_to_every_rank_that_decodes_with_it(encode, decode, kv_heads, replicas):
+@given(DEGREES, DEGREES, st.sampled_from([1, 2, 4, 8]), st.integers(1, 2), st.sampled_from(["fp32", "int8"]))
+def test_every_key_and_value_goes_to_every_rank_that_decodes_with_it(encode, decode, kv_heads, replicas, dtype):
     from dataclasses import replace
 
     spec, boxes = replace(SPEC, kv_heads=kv_heads), {}
-    plan = disaggregated(spec, encode, decode, replicas=replicas, block_size=4)
+    plan = disaggregated(spec, encode, decode, replicas=replicas, block_size=4, kv_dtype=dtype)
     all_places = places(plan)
     ours, theirs = np.array([2, 0, 3]), np.array([5, 1, 4])
     for place in all_places:
         if place.line[0].phase == "encode":
-            KVSending(filled(place, spec, 4), place, spec, Mail(boxes, place.rank)).send(ours)
+            KVSending(filled(place, spec, 4, dtype), place, spec, Mail(boxes, place.rank)).send(ours)
     for place in all_places:
         if place.line[0].phase == "decode":
-            cache = KVCache.allocate(
-                Shard(place.part, place.tp, lambda x: x).share(spec), len(place.layers), 6, 4, "fp32"
-            )
+            cache = new_cache(place, spec, 6, dtype)
             receiving = KVReceiving(cache, place, spec, Mail(boxes, place.rank))
             receiving.expect(SimpleNamespace(number=7, places=theirs))
             assert receiving.arrived() == [7] and receiving.arrived() == []
             for which, tensors in enumerate((cache.keys, cache.values)):
                 for layer, tensor in zip(place.layers, tensors, strict=True):
-                    reference = expected(which, layer, held_heads(place, spec), ours.tolist(), tensor.shape[2:])
+                    reference = expected(which, layer, held_heads(place, spec), ours.tolist(), tensor.shape[2:], dtype)
                     assert torch.equal(tensor[torch.from_numpy(theirs)], reference)
                     assert not tensor[[0, 2, 3]].any()
-            held = 2 * len(place.layers) * len(held_heads(place, spec)) * spec.head_size * 4 * 4
+            held = 2 * len(place.layers) * len(held_heads(place, spec)) * 4
+            held *= spec.head_size + 4 if dtype == "int8" else spec.head_size * 4
             assert buffer_bytes(place, spec, 3) == 3 * held
     assert not any(boxes.values())
     for replica in range(replicas):
