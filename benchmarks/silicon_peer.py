@@ -38,12 +38,13 @@ def expert_arguments(row: dict[str, str]) -> dict[str, object] | None:
     model = row["model_path"]
     if model not in EXPERTS or row["system"] not in KV or row["mode"] != "agg":
         return None
+    if sorted((row["moe_tp_size"], row["moe_ep_size"])) != sorted(("1", row["tp_size"])):
+        return None  # splits that are not compared
     return {
         "model_path": QUANTISED.get((model, row["precision"]), model),
         "kvcache_quant_mode": "bfloat16" if "gpt-oss" in model else KV[row["system"]],
         "moe_tp_size": int(row["moe_tp_size"]),
         "moe_ep_size": int(row["moe_ep_size"]),
-        "attention_dp_size": int(row["attention_dp_size"] or 1),
     }
 
 
@@ -61,8 +62,10 @@ def rows(experts: bool) -> Iterator[tuple[dict[str, str], dict[str, object]]]:
 
 def main() -> None:
     """Estimate every row; those that it refuses (memory, no data) are left out and counted on standard error."""
+    import yaml
     from aiconfigurator.cli.api import cli_estimate
 
+    yaml.SafeLoader = yaml.CSafeLoader  # it reads its lists of kernels anew for each estimate
     logging.disable(logging.CRITICAL)
     refused = count = 0
     for row, arguments in rows("--experts" in sys.argv):
