@@ -211,7 +211,7 @@ def predict_clients(row: Aggregated, model: ModelSpec, profile: Profile, kv_dtyp
     """(TTFT, TPOT) in milliseconds, means over the requests of `row.clients` clients of any model.
 
     A client's next request arrives when one ends, so the n-th request beyond the first of each client arrives at the
-    n-th end. TensorRT-LLM reserves memory for whole requests at admission, vLLM doesn't.
+    n-th end, without the time outside the engine, which its own first token has. TensorRT-LLM reserves memory for whole requests at admission, vLLM doesn't.
     """
     from xprofiler.aiconfigurator import SYSTEMS
     from xsimulator.replay.event_simulator import replay
@@ -226,7 +226,7 @@ def predict_clients(row: Aggregated, model: ModelSpec, profile: Profile, kv_dtyp
     if row.engine == "vllm":
         schedule = admitted_by_vllm(schedule)
     served = sorted(replay(schedule, profile, requests, timeline=False).served, key=lambda s: s.index)
-    ends = sorted(s.finish_s for s in served)
+    ends = sorted(s.finish_s - profile.front_end_s for s in served)
     arrivals = [0.0] * row.clients + ends[: count - row.clients]
     ttft = np.mean([s.first_token_s - at for s, at in zip(served, arrivals, strict=True)])
     tpot = latencies(served, "arrival")["tpot"].mean()

@@ -1,10 +1,13 @@
 """Mixtures of experts under a fixed number of clients: predictions beside what others measured.
 
-Predictions are those of imported kernels and of the data sheet, and with `--peer` those of aiconfigurator itself. Rows
-are the aggregated ones of aiconfigurator's `silicon_sample.csv`, with a replay of ten requests for each client. Left
-out and counted: degrees that an 8-GPU system doesn't have or that disagree with those of the experts, and splits that
-the product doesn't plan (groups of whole experts in parts, attention data parallelism with tensor parallelism). Nothing
-is fitted to any of these rows.
+Rows are the aggregated ones of aiconfigurator's `silicon_sample.csv`, with a replay of ten requests for each client.
+Four predictions: imported kernels with the time of the product's engine presets, which nothing here is fitted to; the
+same kernels with an engine's time by every tenth row of a group (`benchmarks/engine_calibration.py`); the data sheet;
+and with `--peer` aiconfigurator's own. Rows that calibrate, and rows with the same configuration, are in no error.
+
+Left out and counted: degrees that a system of eight GPUs lacks or that disagree with those of the experts; splits that
+the product doesn't plan; times to first token of ten seconds and more, where the server held fewer sequences than there
+were clients; second copies of a measurement.
 
     python -m benchmarks.silicon_experts [--peer PYTHON] [--lines FILE]
 
@@ -24,11 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.engine_calibration import EngineTime, Times, calibrated, tenth
 from benchmarks.silicon import Aggregated, predict_clients
-from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine_spec import find_engine
+from xcore.specs.engine_spec import NO_ENGINE, find_engine
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile, systems_folder
@@ -42,9 +45,10 @@ MODELS = {
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 MOST = 8
 """Devices of a system."""
-SOURCES = ("tables", "data sheet", "aiconfigurator")
-Times = tuple[float, float]
-"""TTFT and TPOT in milliseconds."""
+SOURCES = ("tables", "tables, calibrated", "data sheet", "aiconfigurator")
+LATEST_MS = 1e4
+"""Longest mean time to first token of the rows that are compared."""
+_NAMES = ("id", "silicon_data_source", "backend_version")
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,9 @@ class Row:
 def profile(group: Group, source: str, tp: int, expert_parallel: bool) -> Profile:
     """The profile of a source, with the engine's waits and own time."""
     spec, engine = group.spec(expert_parallel), find_engine(ENGINES[group.engine])
-    if source == "tables":
-        return aiconfigurator_profile(spec, group.system, group.engine, group.dtype, group.kv_dtype, serving=engine)
+    if source.startswith("tables"):
+        serving = engine if source == "tables" else NO_ENGINE
+        return aiconfigurator_profile(spec, group.system, group.engine, group.dtype, group.kv_dtype, serving=serving)
     cluster = parse_cluster(f"{tp}x{SYSTEMS[group.system]}")
     return roofline_profile(spec, cluster, group.dtype, (tp,), kv_dtype=group.kv_dtype, engine=engine)
 
@@ -93,12 +98,17 @@ def read() -> tuple[dict[Group, list[Row]], Counter[str]]:
         raise SystemExit("aiconfigurator is not installed: pip install exegpt[gpu-data]")
     groups: dict[Group, list[Row]] = defaultdict(list)
     left_out: Counter[str] = Counter()
+    copies = set()
     with (folder / "silicon_sample.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             name = MODELS.get(row["model_path"])
             if name is None or row["mode"] != "agg":
                 continue
             reason = _left_out(row)
+            copy = tuple(value for column, value in row.items() if column not in _NAMES)
+            if not reason and copy in copies:
+                reason = "second copies of a measurement"
+            copies.add(copy)
             if reason:
                 left_out[reason] += 1
                 continue
@@ -115,6 +125,8 @@ def _left_out(row: Mapping[str, str]) -> str:
         return "degrees that a system of eight GPUs lacks, or that disagree with those of the experts"
     if shared > 1 or min(parts, whole) > 1:
         return "splits that the product doesn't plan"
+    if float(row["silicon_ttft_ms"]) >= LATEST_MS:
+        return "times to first token of ten seconds and more"
     return ""
 
 
@@ -133,17 +145,32 @@ def _row(row: Mapping[str, str]) -> Row:
     return Row(served, int(row["moe_ep_size"]) > 1)
 
 
-def predict(group: Group, rows: Sequence[Row], source: str) -> dict[str, Times]:
-    """What a source predicts for each row that it has an answer for."""
+def predict(group: Group, rows: Sequence[Row], source: str, time: EngineTime | None = None) -> dict[str, Times]:
+    """What a source predicts for each row, with an engine's time instead of that of its preset if there is one."""
     predicted = {}
     for row in rows:
-        try:
-            of = profile(group, source, row.served.tp, row.expert_parallel)
-            spec = group.spec(row.expert_parallel)
-            predicted[row.served.name] = predict_clients(row.served, spec, of, group.kv_dtype)
-        except InputError as error:
-            print(f"    {source}: {row.served.name} is not answered: {error}")
+        of = profile(group, source, row.served.tp, row.expert_parallel)
+        spec = group.spec(row.expert_parallel)
+        served = of if time is None else time.of(of)
+        predicted[row.served.name] = predict_clients(row.served, spec, served, group.kv_dtype)
     return predicted
+
+
+def calibrate(group: Group, rows: Sequence[Row]) -> tuple[EngineTime, list[Row]]:
+    """The engine's time by every tenth row, and the rows that share no configuration with those."""
+    known = tenth([row.served for row in rows])
+    of = {row.served.name: row for row in rows}
+
+    def predicted(served: Aggregated, time: EngineTime) -> Times:
+        return predict(group, [of[served.name]], SOURCES[1], time)[served.name]
+
+    seen = {_configuration(of[served.name]) for served in known}
+    return calibrated(known, predicted), [row for row in rows if _configuration(row) not in seen]
+
+
+def _configuration(row: Row) -> tuple[int, bool, int, int, int]:
+    served = row.served
+    return served.tp, row.expert_parallel, served.clients, served.input, served.output
 
 
 def peer(source: str) -> dict[str, Times]:
@@ -181,13 +208,14 @@ def line(title: str, rows: Sequence[Row], predicted: Mapping[str, Times]) -> str
 
 def report(rows: Sequence[Row], predicted: Mapping[str, Mapping[str, Times]]) -> None:
     """Print the errors of each source, and of ours on the rows that the peer answers too."""
-    for source, of in predicted.items():
-        print(line(source, rows, of))
-    theirs = predicted.get("aiconfigurator", {})
-    both = [row for row in rows if row.served.name in theirs and row.served.name in predicted["tables"]]
+    for source in SOURCES:
+        if source in predicted:
+            print(line(source, rows, predicted[source]))
+    theirs = predicted.get(SOURCES[3], {})
+    both = [row for row in rows if row.served.name in theirs]
     if 0 < len(both) < len(rows):
-        print(line("tables, where both answer", both, predicted["tables"]))
-        print(line("aiconfigurator, where both answer", both, theirs))
+        for source in SOURCES[:3]:
+            print(line(f"{source}, the peer's rows", both, predicted[source]))
 
 
 def main() -> None:
@@ -198,18 +226,24 @@ def main() -> None:
     arguments = parser.parse_args()
     theirs = peer(arguments.peer) if arguments.peer else {}
     groups, left_out = read()
-    every: dict[str, dict[str, Times]] = {source: {} for source in SOURCES if theirs or source != "aiconfigurator"}
+    every: dict[str, dict[str, Times]] = defaultdict(dict)
+    everything = []
     print("mean absolute errors (signed means), medians")
     for group, rows in groups.items():
-        print(f"{group.model} {group.system} {group.engine} {group.dtype}, KV in {group.kv_dtype}: {len(rows)} rows")
-        predicted = {source: predict(group, rows, source) for source in SOURCES[:2]}
+        time, others = calibrate(group, rows)
+        print(f"{group.model} {group.system} {group.engine} {group.dtype}, KV in {group.kv_dtype}: {len(others)} rows")
+        names = [f"TP{r.tp} {r.input}/{r.output} x{r.clients}" for r in tenth([row.served for row in rows])]
+        if names:
+            print(f"    calibrated: {time.text}; by {', '.join(names)}")
+        predicted = {source: predict(group, others, source) for source in (SOURCES[0], SOURCES[2])}
+        predicted[SOURCES[1]] = predict(group, others, SOURCES[1], time)
         if theirs:
-            names = {row.served.name for row in rows}
-            predicted["aiconfigurator"] = {name: times for name, times in theirs.items() if name in names}
-        report(rows, predicted)
+            named = {row.served.name for row in others}
+            predicted[SOURCES[3]] = {name: times for name, times in theirs.items() if name in named}
+        report(others, predicted)
+        everything += others
         for source, of in predicted.items():
             every[source] |= of
-    everything = [row for rows in groups.values() for row in rows]
     print(f"all {len(everything)} rows")
     report(everything, every)
     print(f"left out: {'; '.join(f'{count} rows with {reason}' for reason, count in left_out.items())}")
