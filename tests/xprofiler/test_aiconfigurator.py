@@ -184,7 +184,13 @@ def test_missing_tables_are_named_and_the_profile_round_trips_through_json():
     [
         ("llama-3.1-8b", "h100", "vllm", "bf16", "no system 'h100': the systems are a100_sxm, h100_sxm"),
         ("llama-3.1-8b", "h100_sxm", "orca", "bf16", "no tables of engine 'orca'"),
-        ("llama-3.1-8b", "h100_sxm", "vllm", "fp32", "no matrix products in fp32: use one of bf16, fp16, fp8, int8, w8a16, int4, nvfp4"),
+        (
+            "llama-3.1-8b",
+            "h100_sxm",
+            "vllm",
+            "fp32",
+            "no matrix products in fp32: use one of bf16, fp16, fp8, int8, w8a16, int4, nvfp4",
+        ),
         ("llama-3.1-8b", "a100_sxm", "vllm", "fp8", "'a100_sxm' has no gemm_dtype fp8"),
         ("opt-1.3b", "a100_sxm", "vllm", "fp16", "no head_dim 64 .* use one of 128"),
         ("t5-11b", "a100_sxm", "vllm", "fp16", "'t5-11b' has an encoder"),
