@@ -211,7 +211,8 @@ def predict_clients(row: Aggregated, model: ModelSpec, profile: Profile, kv_dtyp
     """(TTFT, TPOT) in milliseconds, means over the requests of `row.clients` clients of any model.
 
     A client's next request arrives when one ends, so the n-th request beyond the first of each client arrives at the
-    n-th end, without the time outside the engine, which its own first token has. TensorRT-LLM reserves memory for whole requests at admission, vLLM doesn't.
+    n-th end, without the time outside the engine, which its own first token has. TensorRT-LLM reserves memory for whole
+    requests at admission, vLLM doesn't.
     """
     from xprofiler.aiconfigurator import SYSTEMS
     from xsimulator.replay.event_simulator import replay

@@ -149,6 +149,9 @@ def _operators(model: ModelSpec, tables: OperatorTables, cluster: ClusterSpec, d
             attention_tables(tables, phase, model.head_size, kv_dtype, window) for phase in ("context", "generation")
         )
 
+    for window in (0, *((model.windows.size,) if model.windows else ())):
+        attention(window)
+
     def of_heads(heads: int, kv_heads: int, window: int) -> tuple[Table, Table]:
         prompts, decoding = (table_for(of_phase, heads, kv_heads) for of_phase in attention(window))
         return prompts, decoding

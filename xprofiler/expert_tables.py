@@ -97,6 +97,20 @@ class ExpertTables:
             )
         return min(pure, key=lambda of: (abs(np.log2(max(of) / devices)), (of[1] > 1) != whole))
 
+    def split(self, tp: int) -> Split:
+        """Return how the devices of a tensor-parallel group, and those that share experts with it, divide these."""
+        shared = self.experts.attention_dp
+        return (1, tp * shared) if self.model.expert_parallel(tp, self.dtype) else (tp, 1)
+
+    def facts(self, degrees: tuple[int, ...]) -> dict[str, str]:
+        """Return what a profile's provenance says about the experts."""
+        derived = [split for split in map(self.split, degrees) if split not in self.measured]
+        texts = [f"{_text(split)} from {_text(self.nearest(split))}" for split in derived]
+        facts = {"experts": f"{self.kind}, loads {self.distribution}"}
+        if texts:
+            facts["experts_derived"] = f"by the data sheet's ratio: {', '.join(texts)}"
+        return facts
+
     def _sheet(self, split: Split, tokens: Array) -> Array:
         """Return the data sheet's seconds."""
         alone = replace(self.experts, attention_dp=1, expert_parallel=split[1] > 1)
@@ -106,6 +120,10 @@ class ExpertTables:
         block = ExpertsRoofline.of(model, alone, device, devices, self.cluster, self.dtype)
         block = replace(block, expert_parallel=split[1] > 1)
         return np.array([block.grouped(float(n)) for n in tokens])
+
+
+def _text(split: Split) -> str:
+    return f"whole experts on {split[1]} devices" if split[1] > 1 else f"parts on {split[0]}"
 
 
 def _by_split(rows: dict[str, Array], gated: bool) -> dict[Split, Table]:

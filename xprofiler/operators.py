@@ -100,6 +100,7 @@ def compose(
             "serving": serving.name,
             "overhead_s": f"{serving.iteration_s + overhead_s:.4g}",
             **operators.facts,
+            **(operators.experts.facts(degrees) if operators.experts else {}),
         },
     )
 
@@ -202,8 +203,7 @@ def _feed_forward(model: ModelSpec, operators: Operators, tp: int) -> Array:
 def _chosen(model: ModelSpec, operators: Operators, experts: ExpertTables, tp: int) -> Array:
     """Return [M] seconds of the experts that a router chose, and of the exchange of their tokens."""
     shared = model.attention_dp
-    split = (1, tp * shared) if model.expert_parallel(tp, experts.dtype) else (tp, 1)
-    seconds = experts.seconds(split, operators.rows * shared)
+    seconds = experts.seconds(experts.split(tp), operators.rows * shared)
     if shared > 1:
         seconds = seconds + operators.exchange(_ACTIVATION_BYTES * operators.rows * shared * model.hidden, shared)
     return seconds
