@@ -16,7 +16,7 @@ from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec
 from xcore.specs.model import BYTES, ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile, Table
-from xprofiler.attention_tables import attention_tables
+from xprofiler.attention_tables import absorption_table, attention_tables, latent_tables
 from xprofiler.expert_tables import ExpertTables
 from xprofiler.heads import table_for
 from xprofiler.kernel_tables import TABLES
@@ -149,12 +149,17 @@ def _operators(model: ModelSpec, tables: OperatorTables, cluster: ClusterSpec, d
             attention_tables(tables, phase, model.head_size, kv_dtype, window) for phase in ("context", "generation")
         )
 
-    for window in (0, *((model.windows.size,) if model.windows else ())):
+    for window in () if model.latent else (0, *((model.windows.size,) if model.windows else ())):
         attention(window)
 
     def of_heads(heads: int, kv_heads: int, window: int) -> tuple[Table, Table]:
+        if model.latent:
+            return latent_tables(tables, model.latent, heads, kv_dtype)
         prompts, decoding = (table_for(of_phase, heads, kv_heads) for of_phase in attention(window))
         return prompts, decoding
+
+    if model.latent:
+        of_heads(model.heads, 1, 0)  # so that the provenance has its version
 
     def exchange(size: Array, devices: int) -> Array:
         return _seconds(gather, size, devices) + _seconds(scatter, size, devices)
@@ -165,6 +170,7 @@ def _operators(model: ModelSpec, tables: OperatorTables, cluster: ClusterSpec, d
         head_product=lambda n, k: np.interp(measured.rows, half.rows, half.seconds(n, k)),
         moved=lambda size: half.floor_s + size / half.reached_bytes_s,
         attention=of_heads,
+        absorption=lambda heads: absorption_table(tables, heads, dense),
         all_reduce=lambda size, tp: _seconds(reduce, size, tp),
         all_gather=lambda size, tp: _seconds(gather, size, tp),
         exchange=exchange,

@@ -1,13 +1,19 @@
-"""Measured attention kernels: prompts and decoding, by numbers of heads, over one common grid for each phase."""
+"""Measured attention kernels: prompts and decoding, by numbers of heads, over one common grid for each phase.
+
+Latent attention was measured with the sizes of DeepSeek-V3, which Kimi-K2 has too.
+"""
 
 from collections import Counter, defaultdict
 
 import numpy as np
 
+from xcore.errors import InputError
+from xcore.specs.latent_attention import LatentAttention
 from xcore.specs.profile import Table
 from xprofiler.gaps import bridge, gridded, table
 from xprofiler.operator_tables import MS, OperatorTables
 
+_LATENT = LatentAttention(kv_rank=512, nope=128, rope=64, value=128)
 _KV_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
 
 
@@ -35,6 +41,52 @@ def attention_tables(
     power = 2.0 if phase == "context" and not window else 1.0
     axes = ("batch", "length" if phase == "context" else "context")
     return {heads: completed(axes, points, measured, power) for heads, measured in cells.items()}
+
+
+def latent_tables(tables: OperatorTables, latent: LatentAttention, heads: int, kv_dtype: str) -> tuple[Table, Table]:
+    """Return latent attention of `heads` heads: prompts over expanded keys, and decoding over latent vectors.
+
+    Raises:
+        InputError: Attention of these sizes was not measured.
+    """
+    measured = (latent.kv_rank, latent.nope, latent.rope, latent.value)
+    if latent.index or measured != (_LATENT.kv_rank, _LATENT.nope, _LATENT.rope, _LATENT.value):
+        kind = "over an index" if latent.index else f"with sizes {', '.join(map(str, measured))}"
+        raise InputError(
+            f"The tables have no latent attention {kind}, only that of DeepSeek-V3: leave --profile out to use the "
+            "data sheet."
+        )
+    prompts, decoding = (
+        _latent_phase(tables, phase, heads, _KV_DTYPES.get(kv_dtype, kv_dtype)) for phase in ("context", "generation")
+    )
+    return prompts, decoding
+
+
+def _latent_phase(tables: OperatorTables, phase: str, heads: int, kv: str) -> Table:
+    rows = tables.columns("mla", f"{phase}_mla", {"num_heads": heads, "kv_cache_dtype": kv})
+    best: dict[tuple[float, ...], float] = {}
+    length = rows["isl"] + rows["step"]
+    for batch, tokens, latency in zip(
+        rows["batch_size"].tolist(), length.tolist(), rows["latency"].tolist(), strict=True
+    ):
+        at = float(batch), float(tokens)
+        best[at] = min(latency * MS, best.get(at, np.inf))
+    points = tuple(tuple(sorted({at[axis] for at in best})) for axis in (0, 1))
+    context = phase == "context"
+    return completed(("batch", "length" if context else "context"), points, best, 2.0 if context else 1.0)
+
+
+def absorption_table(tables: OperatorTables, heads: int, dtype: str) -> Table:
+    """Return seconds by tokens of the two products with latent vectors before and after decoding attention."""
+    kind = "fp8" if dtype == "fp8" else "bfloat16"
+    parts = []
+    for name in ("mla_gen_pre", "mla_gen_post"):
+        rows = tables.columns("mla_bmm", "mla_bmm", {"num_heads": heads, "bmm_dtype": kind, "op_name": name})
+        at, first = np.unique(rows["num_tokens"], return_index=True)
+        parts.append(Table(("tokens",), (tuple(map(float, at)),), tuple((rows["latency"][first] * MS).tolist())))
+    at = np.unique(np.concatenate([part.points[0] for part in parts]))
+    total = sum(np.asarray(part(at)) for part in parts)
+    return Table(("tokens",), (tuple(at.tolist()),), tuple(np.asarray(total).tolist()))
 
 
 def completed(

@@ -19,6 +19,8 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.expert_tables import ExpertTables
 
+_EXPANSION = 2
+"""The place of the product for keys and values among latent attention's products."""
 _ACTIVATION_BYTES = 2  # activations stay in 16 bits, also between 8-bit matrix products
 
 
@@ -37,8 +39,10 @@ class Operators:
     attention: Callable[[int, int, int], tuple[Table, Table]]
     """(heads, KV heads, window) → prompts [batch, length] and decoding [batch, context], on one device.
 
-    The window is the number of tokens that a token sees; 0: all.
+    The window is the number of tokens that a token sees; 0: all. Latent attention has one KV head.
     """
+    absorption: Callable[[int], Table]
+    """Heads → [tokens] of the products with latent vectors around latent attention's decoding."""
     all_reduce: Callable[[Array, int], Array]
     """Seconds to sum arrays of this number of bytes over `tp` devices."""
     all_gather: Callable[[Array, int], Array]
@@ -163,9 +167,7 @@ def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec
     rows, hidden = operators.rows, _ACTIVATION_BYTES * operators.rows * model.hidden
     reduce = operators.all_reduce(hidden, tp)
     waited = reduce + (serving.wait_beside_measured_s if tp > 1 else 0.0)
-    products = sum(operators.product(n, k) for n, k in model.attention_matrices(tp)) + _feed_forward(
-        model, operators, tp
-    )
+    products = sum(operators.product(n, k) for n, k in _projections(model, tp)) + _feed_forward(model, operators, tp)
     vocab = model.vocab // tp
     logits = operators.head_product(vocab, model.hidden) + operators.moved(4 * hidden)  # the final norm
     if model.sorts_logits:
@@ -182,6 +184,12 @@ def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec
         embedding=_over("tokens", rows, operators.moved(2 * hidden) + reduce),
         head=_over("rows", rows, logits + operators.all_gather(_ACTIVATION_BYTES * rows * model.vocab, tp)),
     )
+
+
+def _projections(model: ModelSpec, tp: int) -> tuple[tuple[int, int], ...]:
+    """Return (outputs, inputs) of attention's products by tokens; latent attention expands keys with the prompts."""
+    matrices = model.attention_matrices(tp)
+    return matrices[:_EXPANSION] + matrices[_EXPANSION + 1 :] if model.latent else matrices
 
 
 def _feed_forward(model: ModelSpec, operators: Operators, tp: int) -> Array:
@@ -218,6 +226,8 @@ def _activated(model: ModelSpec, width: int) -> int:
 def _attention(model: ModelSpec, operators: Operators, tp: int) -> tuple[Table, Table, Table]:
     """Return the tables of prompts, of chunks and of decoding, the mean over layers with and without a window."""
     heads, kv_heads = model.heads // tp, -(-model.kv_heads // tp)
+    if model.latent:
+        return _latent_attention(model, operators, tp)
     prompts, decoding = operators.attention(heads, kv_heads, 0)
     whole = prompts, _chunks(prompts, decoding), decoding
     if model.windows is None:
@@ -227,6 +237,25 @@ def _attention(model: ModelSpec, operators: Operators, tp: int) -> tuple[Table, 
     part, share = (prompts, _chunks(prompts, decoding, size), decoding), model.windows.layers / model.layers
     encode, chunk, decode = (_mean(a, b, share) for a, b in zip(whole, part, strict=True))
     return encode, chunk, decode
+
+
+def _latent_attention(model: ModelSpec, operators: Operators, tp: int) -> tuple[Table, Table, Table]:
+    """Return the same of latent attention, with the expansion of keys and values or what takes its place."""
+    heads = model.heads // tp
+    prompts, decoding = operators.attention(heads, 1, 0)
+    expanded = _over("tokens", operators.rows, operators.product(*model.attention_matrices(tp)[_EXPANSION]))
+    absorbed = operators.absorption(heads)
+    return (
+        _with(prompts, lambda batch, length: expanded(batch * length)),
+        _with(_chunks(prompts, decoding), lambda chunk, past: expanded(chunk + past)),
+        _with(decoding, lambda batch, _: absorbed(batch)),
+    )
+
+
+def _with(of: Table, seconds: Callable[[Array, Array], "Array | float"]) -> Table:
+    """Return a table over two axes with more seconds at each point."""
+    at = np.meshgrid(*map(np.array, of.points), indexing="ij")
+    return replace(of, values=tuple((np.array(of.values) + np.asarray(seconds(*at)).ravel()).tolist()))
 
 
 def _mean(whole: Table, part: Table, share: float) -> Table:

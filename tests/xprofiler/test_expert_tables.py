@@ -12,11 +12,13 @@ from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.experts import Experts
+from xcore.specs.latent_attention import LatentAttention
 from xcore.specs.model import ModelSpec
 from xcore.specs.windows import Windows
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile, systems_folder
 from xprofiler.expert_tables import ExpertTables
 from xprofiler.operator_tables import OperatorTables
+from xprofiler.products import Products
 
 FOLDER = systems_folder()
 installed = pytest.mark.skipif(FOLDER is None, reason="the package aiconfigurator is not installed")
@@ -32,6 +34,15 @@ SIZES = (8, 64, 128, 256, 512, 1024)
 def product(m, n, k, kind="bfloat16"):
     """Milliseconds of a product: bytes at a rate, after a start."""
     return 0.005 + n * k * (2e-8 if kind == "bfloat16" else 1e-8) + m * n * 1e-9
+
+
+def wide(m, n, k):
+    """The same of sizes that were not measured, by the package's interpolation."""
+    at = np.array([(m, n, k) for m, n, k in itertools.product(ROWS, SIZES, SIZES)], dtype=float)
+    device = parse_cluster("1xH100-SXM").device
+    seconds = np.array([product(*shape) for shape in at]) * 1e-3
+    products = Products.of(*at.T, seconds, device.flops_s["bf16"], device.bandwidth_bytes_s, 2)
+    return 1e3 * products.seconds(n, k)[ROWS.index(m)]
 
 
 def grouped(tokens, tp, ep):
@@ -77,6 +88,18 @@ def systems(tmp_path):
             for window, tp, b, length in itertools.product((0, 128), (1, 2), (1, 4), (64, 256, 1024))
         ]
         write(data / "attention" / "vllm" / "0.24.0", f"{phase}_attention", rows)
+    for phase in ("context", "generation"):
+        rows = [
+            {"num_heads": heads, "kv_cache_dtype": "bfloat16", "batch_size": b, "isl": length, "step": 0}
+            | {"latency": attention(b, length) * 2}
+            for heads, b, length in itertools.product((4, 8), (1, 4), (16, 64, 256))
+        ]
+        write(data / "mla" / "vllm" / "0.24.0", f"{phase}_mla", rows)
+    absorbed = [
+        {"num_heads": heads, "bmm_dtype": "bfloat16", "op_name": name, "num_tokens": n, "latency": factor + 0.001 * n}
+        for heads, (name, factor), n in itertools.product((4, 8), (("mla_gen_pre", 0.01), ("mla_gen_post", 0.02)), ROWS)
+    ]
+    write(data / "mla_bmm" / "vllm" / "0.24.0", "mla_bmm", absorbed)
     sizes = [{"num_gpus": 2, "message_size": size, "latency": 0.01 + size * 1e-7} for size in (256, 2**20)]
     write(data / "comm" / "vllm" / "0.24.0", "custom_allreduce", [row | {"kernel_source": "graph"} for row in sizes])
     nccl = [
@@ -139,6 +162,27 @@ def test_layers_with_a_window_count_by_their_share(systems):
         assert table(4, 1024) == pytest.approx((0.75 * attention(4, 1024) + 0.25 * attention(4, 128)) * 1e-3)
     with pytest.raises(InputError, match="chunks of 128 tokens"):
         aiconfigurator_profile(replace(model, windows=Windows(128, 1, "chunks")), "h100_sxm", folder=systems)
+
+
+def test_latent_attention_expands_keys_with_prompts_and_absorbs_them_in_decoding(systems):
+    """The product for keys and values is a part of prompts' attention, so a layer by tokens lacks it."""
+    latent = LatentAttention(512, 128, 64, 128, 256)
+    profile = aiconfigurator_profile(replace(MIXTURE, latent=latent), "h100_sxm", folder=systems)
+    for tp in (1, 2):
+        layer, heads = profile.degree(tp).decoder, 8 // tp
+        expanded = heads * 256, 512
+        assert layer.encode_attention(1, 64) == pytest.approx((2 * attention(1, 64) + wide(64, *expanded)) * 1e-3)
+        assert layer.decode_attention(4, 64) == pytest.approx((2 * attention(4, 64) + 0.03 + 0.002 * 4) * 1e-3)
+        assert layer.chunk_attention(16, 0) == pytest.approx((2 * attention(1, 16) + wide(16, *expanded)) * 1e-3)
+    grouped_heads = aiconfigurator_profile(MIXTURE, "h100_sxm", folder=systems).degree(1).decoder
+    products = wide(16, 832, 256) + wide(16, 8 * 192, 256) + wide(16, 256, 8 * 128)
+    before = product(16, 512, 256) + product(16, 256, 256)
+    rotary = moved(4 * 16 * 832) - moved(4 * 16 * 512)
+    more = profile.degree(1).decoder.rest(16) - grouped_heads.rest(16)
+    assert more == pytest.approx((products + rotary - before) * 1e-3)
+    with pytest.raises(InputError, match=r"no latent attention with sizes 512, 64, 64, 128, only that of DeepSeek-V3"):
+        other = replace(MIXTURE, latent=replace(latent, nope=64))
+        aiconfigurator_profile(other, "h100_sxm", folder=systems)
 
 
 def test_experts_that_were_not_measured_are_refused_with_the_way_out(systems):
