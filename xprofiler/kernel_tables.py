@@ -44,7 +44,7 @@ TABLES = (
             ("h100_sxm", "H100-SXM"),
             ("h200_sxm", "H200-SXM"),
             ("b200_sxm", "B200"),
-            ("b300_sxm", "B300"),
+            ("b300_sxm", "B300-SXM"),
         )
         for kernels in ("vllm", "trtllm", "sglang")
     ),
