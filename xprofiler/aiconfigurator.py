@@ -188,8 +188,11 @@ def _products(tables: OperatorTables, cluster: ClusterSpec, dtype: str, kind: st
         return None
     device = cluster.device
     m, n, k = (rows[c].astype(np.float64) for c in "mnk")
+    widths, index = np.unique(n, return_inverse=True)
+    depths = np.array([len(np.unique(k[index == i])) for i in range(len(widths))])
+    kept = (depths > depths.max() / 2)[index]  # a few narrow products were measured at single depths
     rates = (device.flops_s[arithmetic(device, dtype)], device.bandwidth_bytes_s, BYTES[dtype])
-    products = Products.of(m, n, k, rows["latency"] * MS, *rates)
+    products = Products.of(m[kept], n[kept], k[kept], rows["latency"][kept] * MS, *rates)
     return products if np.isfinite(products.ratio).all() else None
 
 

@@ -86,7 +86,9 @@ def test_a_serving_engine_waits_at_all_reduces_and_has_time_of_its_own_at_the_cl
 def test_links_come_near_their_data_sheets_and_not_above(system):
     """Messages are counted in elements of two bytes; taken for bytes, every link would be at half its rate or less."""
     profile = aiconfigurator_profile(ON_GRID, system)
-    data_sheet = {"a100_sxm": 300e9, "h100_sxm": 450e9, "h200_sxm": 450e9, "b200_sxm": 900e9}.get(system, 64e9)
+    data_sheet = {"a100_sxm": 300e9, "h100_sxm": 450e9, "h200_sxm": 450e9, "b200_sxm": 900e9, "b300_sxm": 900e9}.get(
+        system, 64e9
+    )
     size = 2.0**28
     assert 0.3 < size / profile.send(size) / data_sheet < 1.0
 
