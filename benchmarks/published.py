@@ -134,7 +134,8 @@ def seconds(row: Row, profile: Profile) -> float:
 
     workload, cluster = Workload.fixed(row.input, row.output), f"{row.tp}x{row.device}"
     schedule = chunked_engine(
-        *(row.model, cluster, workload, profile, row.dtype, row.tp, MOST_SEQUENCES, MOST_TOKENS), KV_SHARE
+        *(builtin_model(row.model), cluster, workload, profile, row.dtype, row.tp, MOST_SEQUENCES, MOST_TOKENS),
+        KV_SHARE,
     )
     requests = [RequestLengths(row.input, row.output)] * row.requests
     return replay(schedule, profile, requests, timeline=False).seconds

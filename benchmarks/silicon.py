@@ -19,6 +19,7 @@ import numpy as np
 from xcore.arrays import Array
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
+from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile, Table
 from xcore.specs.request_times import RequestTimes, latencies, percentiles
 from xcore.specs.schedule import Schedule, Stage
@@ -35,7 +36,7 @@ def with_overhead(profile: Profile, seconds: float) -> Profile:
 
 
 def chunked_engine(
-    model: str,
+    model: ModelSpec,
     cluster: str,
     workload: Workload,
     profile: Profile,
@@ -47,7 +48,7 @@ def chunked_engine(
 ) -> Schedule:
     """The settings of an engine that encodes prompts in chunks: most sequences, most tokens per iteration."""
     where = parse_cluster(cluster, memory_fraction)
-    setting = Setting(builtin_model(model), where, workload, profile, kv_dtype, ())
+    setting = Setting(model, where, workload, profile, kv_dtype, ())
     return engine_schedule(setting, "chunked", tp, None, 16, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
@@ -100,7 +101,7 @@ def replayed_run() -> Run:
     requests, measured = _measured_run()
     profile = layers_profile(builtin_model("llama-3.1-8b"), _RUN / "profile_tp1")
     workload = Workload.from_requests("run", requests)
-    engine = chunked_engine("llama-3.1-8b", "1xRTXPRO6000", workload, profile, "bf16", 1, 128, 2048)
+    engine = chunked_engine(builtin_model("llama-3.1-8b"), "1xRTXPRO6000", workload, profile, "bf16", 1, 128, 2048)
     schedule = admitted_by_vllm(engine)
 
     def tpot_of_known(served: Sequence[RequestTimes]) -> float:
@@ -202,10 +203,16 @@ def aggregated_rows() -> list[Aggregated]:
 
 
 def predict_aggregated(row: Aggregated, profile: Profile, kv_dtype: str | None = None) -> tuple[float, float]:
-    """(TTFT, TPOT) in milliseconds, means over the clients' requests. `kv_dtype`: `_KV`'s where none is named.
+    """(TTFT, TPOT) in milliseconds, means over the clients' requests. `kv_dtype`: `_KV`'s where none is named."""
+    return predict_clients(row, builtin_model("llama-3.1-70b"), profile, kv_dtype or _KV[row.system, row.engine])
+
+
+def predict_clients(row: Aggregated, model: ModelSpec, profile: Profile, kv_dtype: str) -> tuple[float, float]:
+    """(TTFT, TPOT) in milliseconds, means over the requests of `row.clients` clients of any model.
 
     A client's next request arrives when one ends, so the n-th request beyond the first of each client arrives at the
-    n-th end. TensorRT-LLM reserves memory for whole requests at admission, vLLM doesn't.
+    n-th end, without the time outside the engine, which its own first token has. TensorRT-LLM reserves memory for whole
+    requests at admission, vLLM doesn't.
     """
     from xprofiler.aiconfigurator import SYSTEMS
     from xsimulator.replay.event_simulator import replay
@@ -216,12 +223,11 @@ def predict_aggregated(row: Aggregated, profile: Profile, kv_dtype: str | None =
     requests = [RequestLengths(int(a), int(b)) for a, b in zip(*lengths, strict=True)]
     workload = Workload.from_requests(row.name, requests)
     cluster = f"{row.tp}x{SYSTEMS[row.system]}"
-    kv = kv_dtype or _KV[row.system, row.engine]
-    schedule = chunked_engine("llama-3.1-70b", cluster, workload, profile, kv, row.tp, row.clients, 8192)
+    schedule = chunked_engine(model, cluster, workload, profile, kv_dtype, row.tp, row.clients, 8192)
     if row.engine == "vllm":
         schedule = admitted_by_vllm(schedule)
-    served = sorted(replay(schedule, profile, requests).served, key=lambda s: s.index)
-    ends = sorted(s.finish_s for s in served)
+    served = sorted(replay(schedule, profile, requests, timeline=False).served, key=lambda s: s.index)
+    ends = sorted(s.finish_s - profile.front_end_s for s in served)
     arrivals = [0.0] * row.clients + ends[: count - row.clients]
     ttft = np.mean([s.first_token_s - at for s, at in zip(served, arrivals, strict=True)])
     tpot = latencies(served, "arrival")["tpot"].mean()

@@ -1,36 +1,51 @@
 """The aiconfigurator source: reads the Parquet files with operator tables in its package, without running its code.
 
 They are `data/SYSTEM/FAMILY/ENGINE/VERSION/NAME_perf.parquet` under the package's systems folder; the newest version of
-each table is used. Latencies are in milliseconds.
+each table that has a model's shapes is used. Latencies are in milliseconds.
 """
 
+import functools
 import importlib.util
-import re
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from xcore.arrays import Array
 from xcore.errors import InputError
-from xcore.rows import reading_parquet
 from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.engine_spec import NO_ENGINE, EngineSpec
 from xcore.specs.model import BYTES, ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile, Table
-from xprofiler.gaps import bridge, gridded, table
+from xprofiler.attention_tables import absorption_table, attention_tables, latent_tables
+from xprofiler.expert_tables import ExpertTables
 from xprofiler.heads import table_for
 from xprofiler.kernel_tables import TABLES
+from xprofiler.operator_tables import MS, OperatorTables
 from xprofiler.operators import Operators, compose
 from xprofiler.products import Products
+from xprofiler.roofline_device import arithmetic
 
 SYSTEMS = {tables.system: tables.device for tables in TABLES}
 """The package's systems → our device kinds."""
 ENGINES = ("vllm", "trtllm", "sglang")
 _PACKAGE = "aiconfigurator_core"
-_GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}  # 16-bit formats have one rate
-_MS = 1e-3
+_HALF = "bfloat16"
+_PRODUCTS = {
+    "bf16": _HALF,
+    "fp16": _HALF,  # 16-bit formats have one rate
+    "fp8": "fp8",
+    "int8": "sq",
+    "w8a16": "int8_wo",
+    "int4": "int4_wo",
+    "nvfp4": "nvfp4",
+}
+"""Dtype of the weights → the tables' name of matrix products."""
+_BLOCKS, _SAME_KERNEL = "fp8_block", "sglang"
+"""The kind of 8-bit products beside experts, whose checkpoints have a scale for each block; and whose tables help."""
+_HOST_TIME = 5.0
+"""Products of which none is shorter than so many of the shortest 16-bit one were measured with the host's time."""
+_STATIC_SCALES = ("trtllm", "fp8")
+"""The engine and the kind of products whose input another kernel quantises."""
 _ELEMENT_BYTES = 2  # messages are counted in 16-bit elements: in bytes, no link would come near its data sheet
 
 
@@ -64,11 +79,11 @@ def aiconfigurator_profile(
         raise InputError(f"There are no tables of engine '{engine}': use one of {', '.join(ENGINES)}.")
     if system not in SYSTEMS:
         raise InputError(f"There is no system '{system}': the systems are {', '.join(SYSTEMS)}.")
-    if dtype not in _GEMM_DTYPES:
-        raise InputError(f"The tables hold no matrix products in {dtype}: use one of {', '.join(_GEMM_DTYPES)}.")
+    if model.dense_dtype(dtype) not in _PRODUCTS:
+        raise InputError(f"The tables hold no matrix products in {dtype}: use one of {', '.join(_PRODUCTS)}.")
     cluster = parse_cluster(f"1x8x{SYSTEMS[system]}")
     kv_dtype = kv_dtype or usual_kv_dtype(dtype)
-    tables = _Tables(_find(folder) / "data" / system, engine)
+    tables = OperatorTables(_find(folder) / "data" / system, engine)
     return compose(
         model,
         _operators(model, tables, cluster, dtype, kv_dtype),
@@ -109,125 +124,103 @@ def _find(folder: Path | None) -> Path:
     return systems
 
 
-@dataclass
-class _Tables:
-    """One system's tables."""
-
-    folder: Path
-    engine: str
-    versions: dict[str, str] = field(default_factory=dict)
-    """The version of each table that has been read."""
-
-    def columns(self, family: str, name: str, engine: str | None = None, **only: object) -> dict[str, Array]:
-        """Return the columns of a table's rows that have these values.
-
-        Raises:
-            InputError: There is no such table or row.
-        """
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
-        engine = engine or self.engine
-        files = sorted(
-            (self.folder / family / engine).glob(f"*/{name}_perf.parquet"), key=lambda p: _order(p.parent.name)
-        )
-        if not files:
-            raise InputError(f"System '{self.folder.name}' has no table '{name}' of {engine}: pass another --engine.")
-        self.versions[name] = files[-1].parent.name
-        with reading_parquet(files[-1]):
-            rows = pq.read_table(files[-1])
-        for column, value in only.items():
-            if column in rows.column_names:
-                left = rows.filter(pc.equal(rows[column], value))
-                if not left.num_rows:
-                    known = ", ".join(sorted(map(str, set(rows[column].to_pylist()))))
-                    raise InputError(
-                        f"System '{self.folder.name}' has no {column} {value} in table '{name}' of {engine}: use "
-                        f"one of {known}."
-                    )
-                rows = left
-        return {column: rows[column].to_numpy() for column in rows.column_names}
-
-
-def _order(version: str) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", version)]
-
-
-def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: str, kv_dtype: str) -> Operators:
-    device = cluster.device
-
-    def products(kind: str, flops: str) -> Products:
-        rows = tables.columns("gemm", "gemm", gemm_dtype=kind)
-        m, n, k = (rows[c].astype(np.float64) for c in "mnk")
-        rates = (device.flops_s[flops], device.bandwidth_bytes_s, BYTES[flops])
-        return Products.of(m, n, k, rows["latency"] * _MS, *rates)
-
-    half = products("bfloat16", "bf16")
-    measured = half if dtype != "fp8" else products(_GEMM_DTYPES[dtype], dtype)
+def _operators(model: ModelSpec, tables: OperatorTables, cluster: ClusterSpec, dtype: str, kv_dtype: str) -> Operators:
+    dense = model.dense_dtype(dtype)
+    half = _products(tables, cluster, "bf16", _HALF, tables.engine)
+    if half is None:
+        raise InputError(f"System '{tables.folder.name}' has too few products in {_HALF}: pass another --engine.")
+    measured, kind = half, _HALF
+    if _PRODUCTS[dense] != _HALF:
+        blocks = dense == "fp8" and model.experts is not None
+        measured, kind = _quantised_products(tables, cluster, dense, half, blocks)
     # An 8-bit product was measured with a kernel that quantises its input first. With TensorRT-LLM's static scales the
     # norm or activation before does that: what the least 8-bit product takes beyond the least 16-bit one is left out.
-    quantising = max(measured.floor_s - half.floor_s, 0.0) if tables.engine == "trtllm" else 0.0
-    attention = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}.get(kv_dtype, kv_dtype)
-    encode = _attention(tables, "context", model.head_size, attention)
-    decode = _attention(tables, "generation", model.head_size, attention)
+    static = (tables.engine, kind) == _STATIC_SCALES
+    quantising = max(measured.floor_s - half.floor_s, 0.0) if static else 0.0
     reduce = _collective(tables.columns("comm", "custom_allreduce"))
-    gather = _collective(tables.columns("comm", "nccl", engine="nccl", op_name="all_gather", nccl_dtype="half"))
+    gather, scatter = (
+        _collective(tables.columns("comm", "nccl", {"op_name": name, "nccl_dtype": "half"}, "nccl"))
+        for name in ("all_gather", "reduce_scatter")
+    )
+
+    @functools.cache
+    def attention(window: int) -> tuple[dict[tuple[int, int], Table], ...]:
+        return tuple(
+            attention_tables(tables, phase, model.head_size, kv_dtype, window) for phase in ("context", "generation")
+        )
+
+    for window in () if model.latent else (0, *((model.windows.size,) if model.windows else ())):
+        attention(window)
+
+    def of_heads(heads: int, kv_heads: int, window: int) -> tuple[Table, Table]:
+        if model.latent:
+            return latent_tables(tables, model.latent, heads, kv_dtype)
+        prompts, decoding = (table_for(of_phase, heads, kv_heads) for of_phase in attention(window))
+        return prompts, decoding
+
+    if model.latent:
+        of_heads(model.heads, 1, 0)  # so that the provenance has its version
+
+    def exchange(size: Array, devices: int) -> Array:
+        return _seconds(gather, size, devices) + _seconds(scatter, size, devices)
+
     return Operators(
         rows=measured.rows,
         product=lambda n, k: measured.seconds(n, k) - quantising,
         head_product=lambda n, k: np.interp(measured.rows, half.rows, half.seconds(n, k)),
         moved=lambda size: half.floor_s + size / half.reached_bytes_s,
-        encode_attention=lambda heads, kv_heads: table_for(encode, heads, kv_heads),
-        decode_attention=lambda heads, kv_heads: table_for(decode, heads, kv_heads),
+        attention=of_heads,
+        absorption=lambda heads: absorption_table(tables, heads, dense),
         all_reduce=lambda size, tp: _seconds(reduce, size, tp),
         all_gather=lambda size, tp: _seconds(gather, size, tp),
+        exchange=exchange,
         degrees=(1, *sorted(reduce.keys() & gather.keys())),
         send=_halved(gather[2]),
+        experts=ExpertTables.of(model, model.experts, tables, cluster, dtype) if model.experts else None,
+        facts={"products_dtype": kind},
     )
 
 
-def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> dict[tuple[int, int], Table]:
-    """Return tables over one common grid by (heads, KV heads), of the kernel with which most rows were measured.
+def _products(tables: OperatorTables, cluster: ClusterSpec, dtype: str, kind: str, engine: str) -> Products | None:
+    """Return the matrix products of one kind, and None if it was not measured at all common shapes."""
+    rows = tables.find("gemm", "gemm", {"gemm_dtype": kind}, engine)
+    if rows is None:
+        return None
+    device = cluster.device
+    m, n, k = (rows[c].astype(np.float64) for c in "mnk")
+    widths, index = np.unique(n, return_inverse=True)
+    depths = np.array([len(np.unique(k[index == i])) for i in range(len(widths))])
+    kept = (depths > depths.max() / 2)[index]  # a few narrow products were measured at single depths
+    rates = (device.flops_s[arithmetic(device, dtype)], device.bandwidth_bytes_s, BYTES[dtype])
+    products = Products.of(m[kept], n[kept], k[kept], rows["latency"][kept] * MS, *rates)
+    return products if np.isfinite(products.ratio).all() else None
 
-    If a table has 8-bit attention as well as 8-bit keys and values, the 8-bit attention is what the engine uses.
+
+def _quantised_products(
+    tables: OperatorTables, cluster: ClusterSpec, dtype: str, half: Products, blocks: bool
+) -> tuple[Products, str]:
+    """Return the matrix products with weights of fewer than 16 bits, and the tables' name of their kind.
+
+    With `blocks`, a block of the weights shares a scale. vLLM's products of that kind were measured with the host's
+    time, which a graph hides: those of SGLang, which runs the same kernel (DeepGEMM), take their place.
+
+    Raises:
+        InputError: The tables don't hold enough of them.
     """
-    name = f"{phase}_attention"
-    rows = tables.columns("attention", name, head_dim=head_size, window_size=0, kv_cache_dtype=kv_dtype)
-    kept = np.ones(len(rows["latency"]), dtype=bool)
-    if kv_dtype == "fp8" and "fp8" in rows["attn_dtype"]:
-        kept &= rows["attn_dtype"] == "fp8"
-    kept &= rows["kernel_source"] == Counter(rows["kernel_source"][kept]).most_common(1)[0][0]
-    length = rows["isl"] + rows["step"]  # a decoding row's step is what is cached before its token
-    cells: dict[tuple[int, int], dict[tuple[float, ...], float]] = defaultdict(dict)
-    key = (rows["num_heads"], rows["num_key_value_heads"], rows["batch_size"], length, rows["latency"])
-    for heads, kv_heads, batch, tokens, latency in zip(*(column[kept].tolist() for column in key), strict=True):
-        cells[heads, kv_heads][float(batch), float(tokens)] = latency * _MS
-    points = tuple(tuple(map(float, np.unique(column[kept]))) for column in (rows["batch_size"], length))
-    power = 2.0 if phase == "context" else 1.0
-    axes = ("batch", "length" if phase == "context" else "context")
-    return {heads: _completed(axes, points, measured, power) for heads, measured in cells.items()}
-
-
-def _completed(
-    axes: tuple[str, str],
-    points: tuple[tuple[float, ...], ...],
-    measured: dict[tuple[float, ...], float],
-    power: float,
-) -> Table:
-    """Return the table, filled beyond the largest batches and lengths that were measured together.
-
-    There, time grows with the work: in proportion to the batch, and with the length to the power `power`.
-    """
-    values = bridge(points, gridded(points, measured))
-    beyond = values.copy()
-    batches, lengths = (np.array(p) for p in points)
-    for j in range(1, len(lengths)):
-        grown = beyond[0, j - 1] * (lengths[j] / lengths[j - 1]) ** power
-        beyond[0, j] = grown if np.isnan(beyond[0, j]) else beyond[0, j]
-    for i in range(1, len(batches)):
-        grown = beyond[i - 1] * (batches[i] / batches[i - 1])
-        beyond[i] = np.where(np.isnan(beyond[i]), grown, beyond[i])
-    return table(axes, points, values, beyond)
+    kind = _PRODUCTS[dtype]
+    candidates = [(_BLOCKS, tables.engine), (_BLOCKS, _SAME_KERNEL)] if blocks else []
+    for of, engine in candidates:
+        products = _products(tables, cluster, dtype, of, engine)
+        if products is not None and products.floor_s < _HOST_TIME * half.floor_s:
+            return products, of if engine == tables.engine else f"{of} of {engine}"
+    products = _products(tables, cluster, dtype, kind, tables.engine)
+    if products is not None:
+        return products, kind
+    tables.columns("gemm", "gemm", {"gemm_dtype": kind})  # refuses a dtype that the table lacks
+    raise InputError(
+        f"System '{tables.folder.name}' has too few products in {kind} in the tables of {tables.engine}: pass another "
+        "--engine or --dtype, or leave --profile out to use the data sheet."
+    )
 
 
 def _collective(rows: dict[str, Array]) -> dict[int, Table]:
@@ -248,7 +241,7 @@ def _collective(rows: dict[str, Array]) -> dict[int, Table]:
             rows["message_size"][measured].tolist(), rows["latency"][measured].tolist(), strict=True
         ):
             bytes_ = float(size) * _ELEMENT_BYTES
-            best[bytes_] = min(latency * _MS, best.get(bytes_, np.inf))
+            best[bytes_] = min(latency * MS, best.get(bytes_, np.inf))
         sizes = tuple(sorted(best))
         tables[int(devices)] = Table(("bytes",), (sizes,), tuple(best[s] for s in sizes))
     return tables

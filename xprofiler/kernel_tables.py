@@ -40,7 +40,12 @@ TABLES = (
     *(KernelTables("a100_sxm", "A100-80GB", kernels, (128,), (), ("bf16", "fp16")) for kernels in ("vllm", "sglang")),
     *(
         KernelTables(system, device, kernels, _BOTH, _BOTH)
-        for system, device in (("h100_sxm", "H100-SXM"), ("h200_sxm", "H200-SXM"), ("b200_sxm", "B200"))
+        for system, device in (
+            ("h100_sxm", "H100-SXM"),
+            ("h200_sxm", "H200-SXM"),
+            ("b200_sxm", "B200"),
+            ("b300_sxm", "B300-SXM"),
+        )
         for kernels in ("vllm", "trtllm", "sglang")
     ),
     KernelTables("l40s", "L40S", "vllm", _BOTH, (64,)),

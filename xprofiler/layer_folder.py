@@ -1,11 +1,15 @@
-"""The layers source: a folder of one engine's layer timings, as LLM serving simulators publish them.
+"""The layers source: folders of one engine's layer timings, as LLM serving simulators publish them.
 
 `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) times one attention kernel for a chunk of a
 prompt together with decoding sequences. `dense.csv` (layer, tokens, time_us) times the other layers by tokens.
-`per_sequence.csv` (layer, sequences, time_us) times the layers that process one row per sequence. Times are in
-microseconds, for one device.
+`per_sequence.csv` (layer, sequences, time_us) times the layers that process one row per sequence. For a mixture of
+experts, `moe.csv` (tokens, experts, top_k, ep, time_us) times a block of experts, from the router to the sum of the
+results, where each of `ep` devices has whole experts. Times are in microseconds, on one device.
+
+Either the folder has these files, or one folder for each tensor-parallel degree does: `profile_tp1` or `tp1`.
 """
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,33 +19,40 @@ from xcore.arrays import Array
 from xcore.document import read_yaml
 from xcore.errors import InputError
 from xcore.rows import CsvRow, csv_rows
-from xcore.specs.model import ModelSpec
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.engine_spec import NO_ENGINE
+from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.gaps import bridge, gridded, table
-from xprofiler.operators import refuse_beyond_dense
+from xprofiler.roofline_device import roofline_device
 
-_IN_LAYER = ("layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")
+_AROUND = ("layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm")
+_FEED_FORWARD = ("gate_up_proj", "act_fn", "down_proj")
+_IF_THERE = ("qk_norm",)
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_META = ("meta.yaml", "profile_meta.yaml")
+_DEGREE = re.compile(r"(?:.*_)?tp(\d+)")
 _US = 1e-6
 
 
 def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, overhead_s: float = 0.0) -> Profile:
-    """Return the Profile that a folder of layer timings describes, for one device.
+    """Return the Profile that folders of layer timings describe, at the tensor-parallel degrees that they have.
 
-    `overhead_s` is the engine's own time per iteration, which such a folder doesn't hold.
+    `overhead_s` is the engine's own time per iteration, which such a folder doesn't hold. All-reduces and links are
+    those of the device's data sheet.
 
     Raises:
         InputError: A file, column or layer is missing, or `meta.yaml` names another model.
     """
-    refuse_beyond_dense(model)
+    _check_layers(model)
     meta = _meta(folder)
     _check_model(model, meta, folder)
     dtype = dtype or str(meta.get("variant", ""))
     if not dtype:
         raise InputError(f"'{folder}' has no meta.yaml with a dtype: pass --dtype.")
-    dense = _by_layer(folder / "dense.csv", "tokens", (*_IN_LAYER, "embedding", "final_layernorm"))
-    rows = _by_layer(folder / "per_sequence.csv", "sequences", ("lm_head", "sampler"))
-    nothing = Table(("bytes",), ((1.0,),), (0.0,))
+    folders, device = _degrees(folder), str(meta.get("hardware", "unknown"))
+    cluster = _cluster(device, max(folders))
+    send = _send(cluster) if cluster else Table(("bytes",), ((1.0,),), (0.0,))  # one device sends nothing
     known = ("hardware", "gpu", "model", "vllm_version", "cuda_version", "profiled_at")
     return Profile(
         version=Profile.VERSION,
@@ -49,30 +60,124 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
         model=model.fingerprint,
         layers=model.layers_fingerprint,
         dtype=dtype,
-        device=str(meta.get("hardware", "unknown")),
-        degrees=(
-            DegreeTables(
-                tp=1,
-                decoder=_layer(dense, _attention(folder / "attention.csv")),
-                embedding=_sum("tokens", [dense["embedding"]]),
-                head=_sum("rows", [rows["lm_head"], rows["sampler"], dense["final_layernorm"]]),
-            ),
-        ),
+        device=device,
+        degrees=tuple(_degree(model, folders[tp], tp, dtype, cluster) for tp in sorted(folders)),
         overhead=Table(("batch",), ((1.0,),), (overhead_s,)),
-        send=nothing,  # one device sends nothing
-        send_between_nodes=nothing,
+        send=send,
+        send_between_nodes=send,
         provenance={
             "origin": f"layer timings of '{folder.name}'",
             **{key: str(meta[key]) for key in known if key in meta},
-            "not_in_source": "the engine's own time per iteration; tensor parallelism; links",
+            "not_in_source": "the engine's own time per iteration"
+            + (f"; all-reduces and links, which are those of {device}'s data sheet" if cluster else "")
+            + ("" if cluster else "; tensor parallelism; links"),
             "overhead_s": f"{overhead_s:.4g}",
         },
     )
 
 
+def _check_layers(model: ModelSpec) -> None:
+    """Raise InputError for layers that such folders can't describe."""
+    missing = [text for text in model.beyond_dense if not (model.experts and text.endswith("per token"))]
+    if missing:
+        raise InputError(
+            f"Model '{model.name}' has {' and '.join(missing)}, which folders of layers don't describe: leave "
+            "--profile out to use the roofline."
+        )
+
+
+def _degrees(folder: Path) -> dict[int, Path]:
+    """Return the folder of each tensor-parallel degree; a folder without a degree in its name is of one device."""
+    if (folder / "dense.csv").is_file():
+        named = _DEGREE.fullmatch(folder.name)
+        return {int(named[1]) if named else 1: folder}
+    of_degrees = {
+        int(named[1]): path
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and (named := _DEGREE.fullmatch(path.name))
+    }
+    return of_degrees or {1: folder}
+
+
+def _cluster(device: str, tp: int) -> ClusterSpec | None:
+    """Return the devices that share a layer; None for one device.
+
+    Raises:
+        InputError: The device has no data sheet, so its links aren't known.
+    """
+    if tp == 1:
+        return None
+    try:
+        return parse_cluster(f"{tp}x{device}")
+    except InputError as error:
+        raise InputError(
+            f"Layers of {tp} devices need the links of '{device}', which has no data sheet: name a known kind as "
+            "`hardware` in meta.yaml."
+        ) from error
+
+
+def _send(cluster: ClusterSpec) -> Table:
+    sizes, link = (1e3, 1e6, 1e9), cluster.intra
+    return Table(("bytes",), (sizes,), tuple(link.latency_s + size / link.bandwidth_bytes_s for size in sizes))
+
+
+def _degree(model: ModelSpec, folder: Path, tp: int, dtype: str, cluster: ClusterSpec | None) -> DegreeTables:
+    dense_layers = 1.0 - model.experts.layers / model.layers if model.experts else 1.0
+    needed = (*_AROUND, *(_FEED_FORWARD if dense_layers else ()), "embedding", "final_layernorm")
+    dense = _by_layer(folder / "dense.csv", "tokens", needed)
+    rows = _by_layer(folder / "per_sequence.csv", "sequences", ("lm_head", "sampler"))
+    parts = [(1.0, dense[name]) for name in (*_AROUND, *(name for name in _IF_THERE if name in dense))]
+    if dense_layers:
+        parts += [(dense_layers, dense[name]) for name in _FEED_FORWARD]
+    if model.experts:
+        parts.append((1.0 - dense_layers, _experts(model, folder / "moe.csv", tp, dtype)))
+    embedding, head = (
+        _sum("tokens", [(1.0, dense["embedding"])]),
+        _sum("rows", [(1.0, part) for part in (rows["lm_head"], rows["sampler"], dense["final_layernorm"])]),
+    )
+    rest = _sum("tokens", parts)
+    if cluster and tp > 1:
+        rest, embedding = (
+            _reduced(part, times, model, dtype, tp, cluster) for part, times in ((rest, 2), (embedding, 1))
+        )
+        head = _gathered(head, model, dtype, tp, cluster)
+    return DegreeTables(
+        tp=tp, decoder=_layer(rest, _attention(folder / "attention.csv")), embedding=embedding, head=head
+    )
+
+
+def _experts(model: ModelSpec, path: Path, tp: int, dtype: str) -> dict[float, float]:
+    """Return seconds of a block of experts by number of tokens."""
+    experts = model.experts
+    assert experts is not None, "only for a mixture of experts"
+    ep = tp if model.expert_parallel(tp, dtype) else 1
+    shape = {"experts": experts.count, "top_k": experts.per_token, "ep": ep}
+    rows = _read(path, ("tokens", *shape))
+    kept = [row for row in rows if all(row.whole(column) == value for column, value in shape.items())]
+    if not kept:
+        known = "; ".join(sorted({", ".join(f"{column} {row[column]}" for column in shape) for row in rows}))
+        asked = ", ".join(f"{column} {value}" for column, value in shape.items())
+        raise InputError(f"'{path}' has no rows with {asked}, which '{model.name}' needs: it has {known}.")
+    return {row.number("tokens"): row.number("time_us") * _US for row in kept}
+
+
+def _reduced(of: Table, times: int, model: ModelSpec, dtype: str, tp: int, cluster: ClusterSpec) -> Table:
+    """Return a table over tokens with `times` all-reduces of hidden states."""
+    device = roofline_device(cluster.device, cluster.intra, dtype, usual_kv_dtype(dtype), NO_ENGINE)
+    longer = [times * device.all_reduce(n * model.hidden, tp) for n in of.points[0]]
+    return Table(of.axes, of.points, tuple((np.array(of.values) + longer).tolist()))
+
+
+def _gathered(head: Table, model: ModelSpec, dtype: str, tp: int, cluster: ClusterSpec) -> Table:
+    """Return the head's table with the gathering of the devices' logits."""
+    device = roofline_device(cluster.device, cluster.intra, dtype, usual_kv_dtype(dtype), NO_ENGINE)
+    longer = [device.all_gather(n * model.vocab, tp) for n in head.points[0]]
+    return Table(head.axes, head.points, tuple((np.array(head.values) + longer).tolist()))
+
+
 def _meta(folder: Path) -> dict[str, object]:
     """Return the contents of `meta.yaml` in the folder or its parent; empty if there is none."""
-    for path in (folder / "meta.yaml", folder.parent / "meta.yaml"):
+    for path in (of / name for of in (folder, folder.parent) for name in _META):
         if path.is_file():
             meta = read_yaml(path, "meta") or {}
             if not isinstance(meta, dict):
@@ -112,17 +217,18 @@ def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[
     return dict(seconds)
 
 
-def _sum(axis: str, parts: list[dict[float, float]]) -> Table:
-    """Return the sum of several layers' times at the points of the first.
+def _sum(axis: str, parts: list[tuple[float, dict[float, float]]]) -> Table:
+    """Return the sum of several layers' times, each with its weight, at the points of the first.
 
-    The times of the other layers are interpolated linearly.
+    The times of the other layers are interpolated linearly, and their last slope holds beyond.
     """
-    at = tuple(sorted(parts[0]))
-    total = sum(np.interp(at, sorted(p), [p[x] for x in sorted(p)]) for p in parts)
-    return Table((axis,), (at,), tuple(np.asarray(total).tolist()))
+    at = tuple(sorted(parts[0][1]))
+    tables = [(weight, Table((axis,), (tuple(sorted(p)),), tuple(p[x] for x in sorted(p)))) for weight, p in parts]
+    total = sum(weight * np.asarray(table(np.array(at))) for weight, table in tables)
+    return Table((axis,), (at,), tuple(np.broadcast_to(total, len(at)).tolist()))
 
 
-def _layer(dense: dict[str, dict[float, float]], mixed: Table) -> LayerTables:
+def _layer(rest: Table, mixed: Table) -> LayerTables:
     """Return the tables of one layer.
 
     Attention of prompts alone and of decoding alone are slices of the shared table.
@@ -135,7 +241,7 @@ def _layer(dense: dict[str, dict[float, float]], mixed: Table) -> LayerTables:
         return Table(axes, points, tuple(values.ravel().tolist()))
 
     return LayerTables(
-        rest=_sum("tokens", [dense[name] for name in _IN_LAYER]),
+        rest=rest,
         # One prompt per kernel was measured: several take one after the other.
         encode_attention=slice_of(
             ("batch", "length"), ((1.0, 2.0), chunks[1:]), np.stack([alone[1:, 0], 2 * alone[1:, 0]])

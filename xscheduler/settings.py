@@ -145,7 +145,7 @@ def find_setting(
     if model is None:
         model = "opt-13b"
         assumptions.append("model: opt-13b, the default")
-    spec = _with_experts(find_model(model), expert_parallel, attention_dp)
+    spec = with_experts(find_model(model), expert_parallel, attention_dp)
     if not Path(model).is_dir() and (sizes := stands_for(model)):
         context = f"a context of {spec.context:,} tokens" if spec.longest_request else "an unlimited request length"
         assumptions.append(f"model: '{model}' has the sizes of {sizes}, with {context}")
@@ -300,7 +300,7 @@ def _beyond_dense_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec,
     return texts
 
 
-def _with_experts(model: ModelSpec, expert_parallel: bool, attention_dp: int | None) -> ModelSpec:
+def with_experts(model: ModelSpec, expert_parallel: bool, attention_dp: int | None) -> ModelSpec:
     """Return the model with its experts divided among devices as asked; InputError for a model without experts."""
     if not expert_parallel and attention_dp is None:
         return model

@@ -32,6 +32,8 @@ class ImportOptions(shared_options.JsonOption):
         None, "The dtype of the weights. Default: that of meta.yaml for layers, fp16 for vidur, else bf16."
     )
     kv_dtype: str | None = shared_options.KV_DTYPE
+    expert_parallel: bool = shared_options.EXPERT_PARALLEL
+    attention_dp: int | None = shared_options.ATTENTION_DP
     overhead: str | None = option(
         None, "The engine's own time per iteration, like 3ms; no source includes it. Default: 0."
     )
@@ -42,7 +44,7 @@ def import_(options: ImportOptions) -> None:
     """Make a profile from published measurements.
 
     Sources of a profile are aiconfigurator's operator tables (the installed package), Vidur's CSV files (mlp,
-    attention, network), and a folder of one engine's layers (attention.csv, dense.csv, per_sequence.csv).
+    attention, network), and folders of one engine's layers (attention.csv, dense.csv, per_sequence.csv, moe.csv).
 
     samullm's files give a cost table of all their models, for plans of stages. muxserve's cost file gives the iteration
     times of one model by share of a GPU, for `exegpt simulate --plan`.
@@ -83,12 +85,12 @@ def import_(options: ImportOptions) -> None:
 def _profile(options: ImportOptions) -> "tuple[Profile, str]":
     """Return the profile that a source has for a model, and the model's name."""
     from xcore.duration import parse_duration
-    from xscheduler.settings import find_model
+    from xscheduler.settings import find_model, with_experts
 
     source, path = options.source, options.path
     if options.model is None:
         raise InputError("Name the model with --model: a profile is for one model.")
-    spec = find_model(options.model)
+    spec = with_experts(find_model(options.model), options.expert_parallel, options.attention_dp)
     overhead_s = parse_duration(options.overhead) if options.overhead else 0.0
     if overhead_s is None:
         raise InputError(f"--overhead '{options.overhead}' is not a time per iteration: write one like 3ms.")

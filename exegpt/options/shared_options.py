@@ -27,6 +27,15 @@ RUN_DTYPE = option(
     "The dtype: fp32, bf16, fp16 or auto. Default: auto: bf16 on a GPU, and for checkpoints of 16 bits on a CPU that "
     "computes in bf16; else fp32.",
 )
+EXPERT_PARALLEL: bool = option(
+    False,
+    "Give each device of a tensor-parallel group whole experts. Default: a part of each, where the widths allow that.",
+)
+ATTENTION_DP: int | None = option(
+    None,
+    "Attention data parallelism: so many GPUs share the experts, and each has attention for its own sequences. "
+    "Default: none.",
+)
 KV_DTYPE = option(None, "The dtype of keys and values. Default: that of --dtype; bf16 for weights of fewer bits.")
 RUN_KV_DTYPE = option(
     None, "The dtype of keys and values: that of --dtype (the default), or int8 with a scale per head, on CPUs."
@@ -141,16 +150,8 @@ class PredictionOptions:
     memory_fraction: float | None = option(
         None, "The usable share of a device's memory. Default: the engine's, 0.92 for vllm."
     )
-    expert_parallel: bool = option(
-        False,
-        "Give each device of a tensor-parallel group whole experts. Default: a part of each, where the widths allow "
-        "that.",
-    )
-    attention_dp: int | None = option(
-        None,
-        "Attention data parallelism: so many GPUs share the experts, and each has attention for its own sequences. "
-        "Default: none.",
-    )
+    expert_parallel: bool = EXPERT_PARALLEL
+    attention_dp: int | None = ATTENTION_DP
     engine: str | None = option(
         None,
         "The engine whose time and memory predictions include: vllm (0.14 and later; the default), vllm-0.11, "

@@ -8,8 +8,10 @@ from xcore.specs.builtin_models import HUB_IDS, builtin_model
 from xcore.specs.device_sheets import KINDS
 from xcore.specs.engine_spec import ENGINES
 from xprofiler import aiconfigurator
+from xprofiler.attention_tables import attention_tables
 from xprofiler.heads import table_for
 from xprofiler.kernel_tables import KERNELS, TABLES, KernelTables, tables_for
+from xprofiler.operator_tables import OperatorTables
 
 installed = pytest.mark.skipif(aiconfigurator.systems_folder() is None, reason="the package is not installed")
 DECODERS = [model for model in map(builtin_model, HUB_IDS) if not model.encoder_layers]
@@ -46,7 +48,7 @@ def test_dtypes_and_head_sizes_that_were_not_measured_are_not_covered():
 @installed
 @pytest.mark.parametrize("facts", TABLES, ids=lambda facts: f"{facts.system}-{facts.kernels}")
 def test_the_package_has_what_the_facts_say(facts):
-    tables = aiconfigurator._Tables(aiconfigurator.systems_folder() / "data" / facts.system, facts.kernels)
+    tables = OperatorTables(aiconfigurator.systems_folder() / "data" / facts.system, facts.kernels)
     reduce = aiconfigurator._collective(tables.columns("comm", "custom_allreduce"))
     assert (1, *sorted(reduce)) == KernelTables.DEGREES
     products = set(tables.columns("gemm", "gemm")["gemm_dtype"])
@@ -58,6 +60,6 @@ def test_the_package_has_what_the_facts_say(facts):
     for dtype, sizes in (("bfloat16", facts.head_sizes), ("fp8", facts.head_sizes_kv8)):
         for size in sizes:
             for phase in ("context", "generation"):
-                measured = aiconfigurator._attention(tables, phase, size, dtype)
+                measured = attention_tables(tables, phase, size, dtype)
                 for heads, kv_heads in shapes[size]:
                     assert table_for(measured, heads, kv_heads)

@@ -86,7 +86,9 @@ def test_a_serving_engine_waits_at_all_reduces_and_has_time_of_its_own_at_the_cl
 def test_links_come_near_their_data_sheets_and_not_above(system):
     """Messages are counted in elements of two bytes; taken for bytes, every link would be at half its rate or less."""
     profile = aiconfigurator_profile(ON_GRID, system)
-    data_sheet = {"a100_sxm": 300e9, "h100_sxm": 450e9, "h200_sxm": 450e9, "b200_sxm": 900e9}.get(system, 64e9)
+    data_sheet = {"a100_sxm": 300e9, "h100_sxm": 450e9, "h200_sxm": 450e9, "b200_sxm": 900e9, "b300_sxm": 900e9}.get(
+        system, 64e9
+    )
     size = 2.0**28
     assert 0.3 < size / profile.send(size) / data_sheet < 1.0
 
@@ -184,7 +186,13 @@ def test_missing_tables_are_named_and_the_profile_round_trips_through_json():
     [
         ("llama-3.1-8b", "h100", "vllm", "bf16", "no system 'h100': the systems are a100_sxm, h100_sxm"),
         ("llama-3.1-8b", "h100_sxm", "orca", "bf16", "no tables of engine 'orca'"),
-        ("llama-3.1-8b", "h100_sxm", "vllm", "fp32", "no matrix products in fp32: use one of bf16, fp16, fp8"),
+        (
+            "llama-3.1-8b",
+            "h100_sxm",
+            "vllm",
+            "fp32",
+            "no matrix products in fp32: use one of bf16, fp16, fp8, int8, w8a16, int4, nvfp4",
+        ),
         ("llama-3.1-8b", "a100_sxm", "vllm", "fp8", "'a100_sxm' has no gemm_dtype fp8"),
         ("opt-1.3b", "a100_sxm", "vllm", "fp16", "no head_dim 64 .* use one of 128"),
         ("t5-11b", "a100_sxm", "vllm", "fp16", "'t5-11b' has an encoder"),

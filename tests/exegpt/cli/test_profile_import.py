@@ -54,7 +54,7 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
         ("aiconfigurator -m opt-13b --system h100_sxm --dtype int3", "--dtype 'int3' is not known: use one of fp32"),
         (
             "aiconfigurator -m opt-13b --system h100_sxm --dtype int4",
-            "no matrix products in int4: use one of bf16",
+            "no gemm_dtype int4_wo in table 'gemm' of vllm: use one of bfloat16, fp8",
         ),
         ("aiconfigurator -m opt-13b --system h1", "no system 'h1'"),
         ("aiconfigurator -m opt-14b --system h100_sxm", "'opt-14b'"),
