@@ -31,7 +31,7 @@ from xscheduler.settings import Setting
 from xscheduler.space import all_spaces
 from xscheduler.spaces import spaces
 from xsimulator.replay.compiled import Replicas, RequestArrays
-from xsimulator.replay.prefill_decode_replay import HandedOver, hand_over
+from xsimulator.replay.prefill_decode_replay import HandedOver, KVLink, hand_over
 
 POLICY = TRAITS.name
 """The policy of both sides: iteration-level scheduling within a token budget, as in vLLM and SGLang."""
@@ -39,10 +39,10 @@ PREFILL_SEQUENCES, DECODE_SEQUENCES = 256, 1024
 """Sequences at a time of a replica of each side, at most; memory may hold fewer."""
 PREFILL_BUDGETS, DECODE_BUDGET = (2048, 8192), 2048
 """Tokens per iteration of each side."""
-TRIED, WAITING = 5_000, 4_000
-"""Requests with which layouts are compared, and those that wait at once to measure what a side sustains."""
-ABOVE = 1.25
-"""Factor from the rate at which waiting requests are served, empty machine at both ends included, to a bound on it."""
+TRIED, MEASURED, EACH = 20_000, 60_000, 1_000
+"""Requests with which layouts are compared and with which the best are measured, and fewest for each replica."""
+WAITING, WAVES, MOST_WAITING = 4_000, 12, 60_000
+"""Requests that wait to measure what a replica serves: so many, or so many times those it runs at a time; the most."""
 
 
 def check_divisible(setting: Setting) -> None:
@@ -81,9 +81,9 @@ class PrefillDecodeAnswer:
     goodput_seq_s: float
     estimate: Estimate
     transfer_s: float
-    """Mean seconds from the end of a prefill to the start of its decoding."""
-    layouts: int
-    """The number of layouts that fit on the devices."""
+    """Mean seconds from the end of a prefill until the decode replica has its keys and values."""
+    rate_seq_s: float
+    """The rate of the estimate: the asked one if the layout sustains it, else its goodput."""
 
 
 @dataclass(frozen=True)
@@ -102,37 +102,46 @@ class PrefillDecodeQuestion:
     def best(self, rate_seq_s: float | None) -> PrefillDecodeAnswer | None:
         """Return the layout with the highest goodput and its figures at a rate (None: its goodput).
 
-        Returns None if no layout keeps the bounds.
+        Returns None if no layout keeps the bounds, or if there is none.
 
         Raises:
             InputError: As `check_divisible`.
         """
         check_divisible(self.setting)
-        prefill = list(self._engines(only_prompts=True))
-        decode = list(self._engines(only_prompts=False))
-        ordered = sorted(self._layouts(prefill, decode), key=lambda found: -found[0])
-        best, goodput = None, 0.0
-        for most, plan in ordered:
-            if most <= goodput * (1 + PRECISION):
+        leads, reached = list[tuple[float, PrefillDecode]](), 0.0
+        for most, plan in self.layouts:
+            if most <= reached * (1 + PRECISION):
                 break
-            least = max(goodput * (1 + PRECISION), PRECISION * most)
-            if self._holds(plan, least):
-                best, goodput = plan, self._goodput(plan, least, most)
+            least = max(reached * (1 + PRECISION), PRECISION * most)
+            if self._holds(plan, least, TRIED):
+                reached = self._goodput(plan, least, most, TRIED)
+                leads.append((reached, plan))
+        best, goodput = None, 0.0
+        for tried, plan in reversed(leads):  # with more requests, a queue that grows slowly is seen
+            if tried > goodput and (measured := self._goodput(plan, goodput, tried, MEASURED)) > goodput:
+                best, goodput = plan, measured
         if best is None:
             return None
-        estimate, transfer_s = self._figures(best, rate_seq_s or goodput)
-        return PrefillDecodeAnswer(best, goodput, estimate, transfer_s, len(ordered))
+        rate = goodput if rate_seq_s is None else min(rate_seq_s, goodput)
+        return PrefillDecodeAnswer(best, goodput, *self._figures(best, rate), rate)
+
+    @functools.cached_property
+    def layouts(self) -> list[tuple[float, PrefillDecode]]:
+        """The layouts that fit on the cluster, each with a rate that it doesn't exceed, the highest first."""
+        prefill = list(self._engines(only_prompts=True))
+        decode = list(self._engines(only_prompts=False))
+        return sorted(self._layouts(prefill, decode), key=lambda found: -found[0])
 
     def _engines(self, only_prompts: bool) -> Iterator[SideEngine]:
         """Yield a replica of one side at each degree and budget: of the side for prompts, or of the other."""
         own = replica_layouts(self.setting, {})
         for layout in own:
-            if layout.pp > 1 or layout.tp > self.setting.cluster.devices - 1:
+            if layout.pp > 1 or layout.tp > self.setting.cluster.devices_per_node:
                 continue
             for budget in PREFILL_BUDGETS if only_prompts else (DECODE_BUDGET,):
                 most = PREFILL_SEQUENCES if only_prompts else DECODE_SEQUENCES
                 if made := self.engine(layout, budget, most, only_prompts):
-                    yield SideEngine(made, ABOVE * self._waiting_rate(made, only_prompts))
+                    yield SideEngine(made, self._waiting_rate(made, only_prompts))
 
     def engine(self, layout: ReplicaLayout, budget: int, sequences: int, only_prompts: bool) -> Schedule | None:
         """Return the schedule of a replica whose KV cache takes all the memory; None if it holds no request."""
@@ -151,47 +160,73 @@ class PrefillDecodeQuestion:
         return replace(made, cluster=setting.cluster)
 
     def _waiting_rate(self, side: Schedule, only_prompts: bool) -> float:
-        """Return the requests/s of a replica while requests wait."""
-        requests = self._sampled(WAITING)
-        waiting = replace(requests, arrivals=np.zeros_like(requests.arrivals))
-        if only_prompts:
-            waiting = replace(waiting, outputs=np.ones_like(waiting.outputs))
-        else:
-            waiting = replace(waiting, received=waiting.inputs - 1)
-        served = self._replicas.serve(side, waiting)
-        assert served is not None, "nothing is watched"
-        return len(waiting.arrivals) / served.seconds
+        """Return the requests/s of a replica while requests wait: after its first sequences, before it drains."""
+        count = min(WAITING, self.arrivals.count)
+        while True:
+            requests = _first(self.arrivals, count)
+            if only_prompts:
+                requests = replace(requests, outputs=np.ones_like(requests.outputs))
+            else:
+                requests = replace(requests, received=requests.inputs - 1)
+            served = self._replicas.serve(side, requests)
+            assert served is not None, "nothing is watched"
+            ended = np.sort(served.finished)
+            together = int((np.arange(1, count + 1) - np.searchsorted(ended, np.sort(served.started))).max())
+            enough = min(WAVES * together, MOST_WAITING, self.arrivals.count)
+            if count >= enough:
+                break
+            count = enough
+        first, last = float(ended[min(together, count) - 1]), float(served.started.max())
+        if last <= first:  # fewer requests than the replica holds
+            return count / served.seconds
+        return float(np.searchsorted(ended, last, side="right") - together) / (last - first)
 
     def _layouts(
         self, prefill: Sequence[SideEngine], decode: Sequence[SideEngine]
     ) -> Iterator[tuple[float, PrefillDecode]]:
-        """Yield each layout that leaves no room for another replica, with a rate that it does not exceed."""
-        devices = self.setting.cluster.devices
+        """Yield each layout without room for another decode replica, with a rate that it does not exceed."""
+        cluster, profile = self.setting.cluster, self.setting.profile
         for p, d in itertools.product(prefill, decode):
-            for x in range(1, (devices - d.tp) // p.tp + 1):
-                y = (devices - x * p.tp) // d.tp
-                plan = PrefillDecode(replace(p.schedule, replicas=x), replace(d.schedule, replicas=y))
-                yield min(x * p.most_seq_s, y * d.most_seq_s), plan
+            for x in range(1, (cluster.devices - d.tp) // p.tp + 1):
+                at_most = (cluster.devices - x * p.tp) // d.tp
+                plans = (
+                    PrefillDecode(replace(p.schedule, replicas=x), replace(d.schedule, replicas=y))
+                    for y in range(at_most, 0, -1)
+                )
+                plan = next((one for one in plans if one.fits(cluster.nodes, cluster.devices_per_node)), None)
+                if plan is None:
+                    continue
+                y = plan.decode.replicas
+                sent_s = float(KVLink.of(plan, profile).transfer(self.arrivals.inputs[:WAITING]).mean())
+                links = min(x, y) / sent_s if sent_s else math.inf
+                yield min(x * p.most_seq_s, y * d.most_seq_s, links), plan
 
-    def _holds(self, plan: PrefillDecode, rate_seq_s: float) -> bool:
+    def _holds(self, plan: PrefillDecode, rate_seq_s: float, count: int) -> bool:
         """Return whether a plan keeps the bounds at a rate: misses stay below what they allow, by standard errors."""
-        sample = self.arrivals.sample(TRIED, 1, self.bound)
+        sample = self.arrivals.sample(self._count(plan, count), 1, self.bound)
         (requests,) = (at(replica, rate_seq_s) for replica in sample.replicas)
         times = self._replayed(plan, requests)
         missed = missed_bounds(requests, times.first, times.finished, self.bounds.limits)
         return excess_of([missed], sample.allowed, self.arrivals.random).likely <= 0
 
-    def _goodput(self, plan: PrefillDecode, held: float, most: float) -> float:
-        """Return the highest rate between one that holds and one that it doesn't exceed."""
+    def _count(self, plan: PrefillDecode, count: int) -> int:
+        """Return the requests to replay: enough for each replica of a side."""
+        return max(count, EACH * max(plan.prefill.replicas, plan.decode.replicas))
+
+    def _goodput(self, plan: PrefillDecode, held: float, most: float, count: int) -> float:
+        """Return the highest rate between one that holds, or 0, and one that it doesn't exceed."""
+        if self._holds(plan, most, count):
+            return most
         low, high = held, most
-        while high > low * (1 + PRECISION):
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if self._holds(plan, middle) else (low, middle)
+        while high > low * (1 + PRECISION) and high > PRECISION * most:
+            middle = math.sqrt(max(low, high / 16) * high)
+            low, high = (middle, high) if self._holds(plan, middle, count) else (low, middle)
         return low
 
     def _figures(self, plan: PrefillDecode, rate_seq_s: float) -> tuple[Estimate, float]:
         """Return the figures at a rate, without the warm-up, and the mean seconds of a transfer."""
-        requests = at(self.arrivals.sample(TRIED, 1, self.bound).replicas[0], rate_seq_s)
+        count = self._count(plan, MEASURED)
+        requests = at(self.arrivals.sample(count, 1, self.bound).replicas[0], rate_seq_s)
         times, kept = self._replayed(plan, requests), requests.flags > 0
         known = requests.outputs[kept], requests.arrivals[kept]
         columns = RequestTimesColumns(*known, times.started[kept], times.first[kept], times.finished[kept])
@@ -208,8 +243,11 @@ class PrefillDecodeQuestion:
     def _replayed(self, plan: PrefillDecode, requests: RequestArrays) -> HandedOver:
         return hand_over(plan, self.setting.profile, self._replicas, requests)
 
-    def _sampled(self, count: int) -> RequestArrays:
-        return self.arrivals.sample(count, 1, self.bound).replicas[0]
+
+def _first(arrivals: Arrivals, count: int) -> RequestArrays:
+    """Return the first requests, all of them waiting from the start."""
+    start = np.zeros(count)
+    return RequestArrays(start, arrivals.inputs[:count], arrivals.outputs[:count], start)
 
 
 def _prompts_of(workload: Workload) -> Workload:

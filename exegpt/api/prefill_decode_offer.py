@@ -22,6 +22,8 @@ class PrefillDecodeOffer:
 
     answer: "PrefillDecodeAnswer | None"
     """None: no layout keeps the bounds."""
+    layouts: int
+    """The number of layouts that fit on the cluster."""
     commands: tuple[SideCommand, ...] = ()
     """What starts a replica of each side; empty without an export."""
 
@@ -40,6 +42,14 @@ def check_disaggregated(options: TuneOptions, settings: "Sequence[Setting]") -> 
         ("--prefix-caching", options.prefix_caching),
         ("--prefix-hit", options.prefix_hit),
         ("--draft-acceptance", options.draft_acceptance),
+        ("--attention-dp", options.attention_dp),
+        ("--load-curve", options.load_curve),
+        ("--report", options.report),
+        ("--export-out", options.export_out),
+        (f"--admission {options.admission}", options.admission != "reserve"),
+        ("several clusters", options.cluster and "," in options.cluster),
+        ("several rates", options.rate and "," in options.rate),
+        ("several bounds", options.latency_bound and "," in options.latency_bound),
     ):
         if value:
             raise InputError(f"--disaggregated can't be combined with {name}: leave one of them out.")
@@ -57,7 +67,8 @@ def prefill_decode_offer(
         return None
     from xscheduler.prefill_decode_search import PrefillDecodeQuestion
 
-    answer = PrefillDecodeQuestion(setting, arrivals, bounds, problem.search.bound).best(rate_seq_s)
+    question = PrefillDecodeQuestion(setting, arrivals, bounds, problem.search.bound)
+    answer = question.best(rate_seq_s)
     target = problem.target
     commands = side_commands(target, answer.plan, setting.profile) if target and answer else ()
-    return PrefillDecodeOffer(answer, commands)
+    return PrefillDecodeOffer(answer, len(question.layouts), commands)

@@ -24,7 +24,8 @@ def prefill_decode_document(offer: ClusterOffer) -> dict[str, object]:
         "goodput_seq_s": answer.goodput_seq_s,
         "estimate": to_dict(answer.estimate),
         "transfer_s": answer.transfer_s,
-        "layouts": answer.layouts,
+        "rate_seq_s": answer.rate_seq_s,
+        "layouts": offer.prefill_decode.layouts,
         **{side: _side(own) for side, own in sides.items()},
     }
     if offer.prefill_decode.commands:
@@ -43,10 +44,14 @@ def print_prefill_decode(offer: ClusterOffer, problem: TuneProblem) -> None:
         return
     answer = offer.prefill_decode.answer
     if answer is None:
+        where, layouts = offer.setting.cluster.name, offer.prefill_decode.layouts
+        why = f"none of {layouts} layouts on {where} keeps the bounds"
         return output.note(
-            f"Prefill and decode replicas: none of the layouts on {offer.setting.cluster.name} keeps the bounds."
+            f"Prefill and decode replicas: {why if layouts else f'{where} does not hold a replica of each side'}."
         )
-    estimate, rate = answer.estimate, figure_text(offer.rated.rate_seq_s, 6)
+    estimate, rate = answer.estimate, figure_text(answer.rate_seq_s, 6)
+    less = answer.rate_seq_s < offer.rated.rate_seq_s
+    missed = f"they do not sustain {figure_text(offer.rated.rate_seq_s, 6)} requests/s; " if less else ""
     times = [
         f"{name} {format_duration(seconds)}"
         for name, seconds in (
@@ -57,14 +62,16 @@ def print_prefill_decode(offer: ClusterOffer, problem: TuneProblem) -> None:
         if seconds is not None
     ]
     lines = [
-        f"{_compared(offer)}, of {answer.layouts} layouts",
-        f"at {rate} requests/s: {', '.join(times)}",
+        f"{_compared(offer)}, of {offer.prefill_decode.layouts} layouts",
+        f"{missed}at {rate} requests/s: {', '.join(times)}",
         f"keys and values of a prompt take {format_duration(answer.transfer_s)} to a decode replica on average",
+        "accuracy: not compared with a deployment whose decode replicas only decode",
     ]
     output.listed(f"Prefill and decode replicas: {answer.plan.name}", lines)
     if problem.target and offer.prefill_decode.commands:
         for own in offer.prefill_decode.commands:
-            print(f"Launch command for each of {own.replicas} {own.side} replicas, {problem.target.engine}:")
+            each = f"each of {own.replicas} {own.side} replicas" if own.replicas > 1 else f"the {own.side} replica"
+            print(f"Launch command for {each}, {problem.target.engine}:")
             print(own.text)
         print(f"  {ROUTERS[problem.target.engine]}")
 

@@ -22,6 +22,17 @@ class PrefillDecode:
         """The number of devices of all replicas."""
         return sum(side.replicas * side.stages[0].tp for side in (self.prefill, self.decode))
 
+    def fits(self, nodes: int, devices_per_node: int) -> bool:
+        """Return whether the replicas fit on such nodes, each of them within one."""
+        free = [devices_per_node] * nodes
+        sides = sorted((self.prefill, self.decode), key=lambda side: -side.stages[0].tp)
+        for tp in (side.stages[0].tp for side in sides for _ in range(side.replicas)):
+            node = next((place for place, left in enumerate(free) if left >= tp), None)
+            if node is None:
+                return False
+            free[node] -= tp
+        return True
+
     @property
     def name(self) -> str:
         """The layout as text: `2P×TP2 + 1D×TP4`."""

@@ -2,8 +2,9 @@
 
 A prefill replica serves each request as one with a single output token. Its keys and values then go to a decode
 replica, which computes the prompt's last token again, as vLLM's connectors do: its result is the first output token
-that a client sees. Requests go to the replicas of a side in turns. A decode replica without free blocks lets requests
-wait, and the prefill replica that holds their keys and values meanwhile is assumed to have room for them.
+that a client sees. Requests go to the replicas of a side in turns. A replica sends, or receives, one prompt at a time.
+A decode replica without free blocks lets requests wait, and the prefill replica that holds their keys and values
+meanwhile is assumed to have room for them.
 """
 
 from dataclasses import dataclass, replace
@@ -48,11 +49,12 @@ class KVLink:
         """Return the link between the plan's replicas: within a node if one node holds them all."""
         spec, cluster = plan.prefill.model.spec, plan.prefill.cluster
         tp = min(plan.prefill.stages[0].tp, plan.decode.stages[0].tp)
-        table = profile.send if plan.devices <= cluster.devices_per_node else profile.send_between_nodes
+        within = plan.fits(1, cluster.devices_per_node)
+        table = profile.send if within else profile.send_between_nodes
         return KVLink(spec.layers * spec.kv_bytes(tp, plan.prefill.kv_dtype), table)
 
     def transfer(self, tokens: Array) -> Array:
-        """Return the seconds from the end of each prefill to the start of its decoding [n]."""
+        """Return the seconds in which the keys and values of prompts are sent [n]."""
         return np.asarray(self.seconds(tokens * self.token_bytes))
 
 
@@ -64,8 +66,8 @@ def hand_over(plan: PrefillDecode, profile: Profile, replicas: Replicas, request
     """
     prompts = replace(requests, outputs=np.ones_like(requests.outputs))
     encoded = in_turns(plan.prefill, prompts, replicas)
-    ready = encoded.finished + KVLink.of(plan, profile).transfer(requests.inputs)
-    order = np.argsort(ready, kind="stable")
+    order = np.argsort(encoded.finished, kind="stable")
+    ready = _sent(plan, encoded.finished, order, KVLink.of(plan, profile).transfer(requests.inputs))
     handed = replace(requests, arrivals=ready, received=requests.inputs - 1)
     decoded = in_turns(plan.decode, _part(handed, order), replicas)
     back = np.argsort(order)
@@ -73,6 +75,17 @@ def hand_over(plan: PrefillDecode, profile: Profile, replicas: Replicas, request
     shares = [seconds / float(decoded.finished.max()) for seconds in busy]
     times = encoded.started, encoded.finished, ready, decoded.first[back], decoded.finished[back]
     return HandedOver(*times, (shares[0], shares[1]))
+
+
+def _sent(plan: PrefillDecode, prefilled: Array, order: Places, seconds: Array) -> Array:
+    """Return when the keys and values of prompts have arrived [n], sent in this `order` for so many `seconds` each."""
+    ready, times, sends = np.empty_like(prefilled), prefilled.tolist(), seconds.tolist()
+    senders, receivers = [0.0] * plan.prefill.replicas, [0.0] * plan.decode.replicas
+    for turn, place in enumerate(order.tolist()):
+        sender, receiver = place % len(senders), turn % len(receivers)
+        end = max(times[place], senders[sender], receivers[receiver]) + sends[place]
+        senders[sender] = receivers[receiver] = ready[place] = end
+    return ready
 
 
 @dataclass(frozen=True)
