@@ -44,11 +44,11 @@ def measured(path: Path) -> dict[tuple[str, str], dict[str, float]]:
     with path.open() as file:
         for row in csv.DictReader(file):
             runs[row["gpu"], row["deployment"]].append(row)
-    names = ("isl", "osl", "num_prompts", "request_rate", "burstiness", "mean_ttft_ms", "mean_tpot_ms")
+    names = ("isl", "osl", "num_prompts", "request_rate", "burstiness", "mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms")
     return {key: {name: fmean(float(row[name]) for row in rows) for name in names} for key, rows in runs.items()}
 
 
-def requests_of(run: dict[str, float], seed: int) -> RequestArrays:
+def requests_of(run: Mapping[str, float], seed: int) -> RequestArrays:
     """Return requests with vLLM's arrivals: gaps of a gamma distribution whose shape is the burstiness."""
     shape, count = run["burstiness"], round(run["num_prompts"])
     gaps = np.random.default_rng(seed).gamma(shape, 1 / (run["request_rate"] * shape), count)
@@ -57,12 +57,12 @@ def requests_of(run: dict[str, float], seed: int) -> RequestArrays:
     return RequestArrays(np.cumsum(gaps), inputs, outputs, np.ones(count))
 
 
-def replayed(setting: Setting, deployment: str, requests: RequestArrays) -> tuple[float, float]:
+def replayed(setting: Setting, deployment: str, run: Mapping[str, float], seed: int) -> tuple[float, float]:
     """Return the mean time to first token and per output token in seconds.
 
     The deployment `random-N` has N replicas that do both, to which requests go at random.
     """
-    replicas, sides = Replicas(setting.profile), SPLIT.get(deployment)
+    replicas, sides, requests = Replicas(setting.profile), SPLIT.get(deployment), requests_of(run, seed)
     arrivals = Arrivals.poisson(setting.workload, setting.model.longest_request, count=1000)
     question = PrefillDecodeQuestion(setting, arrivals, RateBounds(None), ALL_REQUESTS)
     (layout,) = (one for one in replica_layouts(setting, {}) if one.devices == 1)
@@ -78,17 +78,17 @@ def replayed(setting: Setting, deployment: str, requests: RequestArrays) -> tupl
         served = in_turns(replace(both, replicas=EQUAL[deployment]), requests, replicas)
         first, finished = served.first, served.finished
     else:
-        first, finished = at_random(int(deployment.partition("-")[2]), both, requests, replicas)
+        first, finished = at_random(int(deployment.partition("-")[2]), both, requests, replicas, seed)
     times = RequestTimesColumns(requests.outputs, requests.arrivals, requests.arrivals, first, finished)
     latencies = times.latencies("arrival")
     return float(latencies["ttft"].mean()), float(latencies["tpot"].mean())
 
 
 def at_random(
-    count: int, schedule: Schedule, requests: RequestArrays, replicas: Replicas
+    count: int, schedule: Schedule, requests: RequestArrays, replicas: Replicas, seed: int
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.float64]]]:
     """Return when the first and the last token come out, if each request goes to one of `count` replicas at random."""
-    chosen = np.random.default_rng(len(requests.arrivals)).integers(count, size=len(requests.arrivals))
+    chosen = np.random.default_rng([seed, 1]).integers(count, size=len(requests.arrivals))
     first, finished = np.empty((2, len(chosen)))
     for number in range(count):
         own = chosen == number
@@ -104,7 +104,7 @@ def compared(device: str, split: str, equal: str, runs: Mapping[tuple[str, str],
     run, other = runs[device, split], runs[device, equal]
     setting = find_setting(MODEL, f"4x{DEVICES[device]}", f"{run['isl']:.0f}/{run['osl']:.0f}", "roofline")
     ours, theirs, at_random = (
-        np.mean([replayed(setting, name, requests_of(rows, seed)) for seed in range(SEEDS)], axis=0)
+        np.mean([replayed(setting, name, rows, seed) for seed in range(SEEDS)], axis=0)
         for name, rows in ((split, run), (equal, other), (f"random-{equal[5]}", other))
     )
     texts, errors = [], []
@@ -117,6 +117,8 @@ def compared(device: str, split: str, equal: str, runs: Mapping[tuple[str, str],
             f"replicas chosen at random {at_random[place] / theirs[place]:.2f}"
         )
     print(f"{device} {split[6:]} and {equal[5:]}: {'; '.join(texts)}")
+    gaps = f"{run['p99_itl_ms']:.0f} and {other['p99_itl_ms']:.0f} ms"
+    print(f"  measured 99th percentile between tokens: {gaps}")
     return errors
 
 

@@ -57,8 +57,7 @@ class AttentionProbe:
 
     The pool has a `KVCache`'s memory layout, and its blocks follow each other as a `BlockPool` allocates them. Every
     call uses other blocks than the call before. It reads queries and writes outputs with a layer's layout: queries next
-    to keys and values, both outside the caches nearest to the core. `attention` and `kv_dtype`
-    as in `Model`.
+    to keys and values, both outside the caches nearest to the core. `attention` and `kv_dtype` are as in `Model`.
     """
 
     def __init__(

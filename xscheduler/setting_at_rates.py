@@ -88,8 +88,13 @@ def climb(
 ) -> tuple[int, float]:
     """Return the value with the highest figure, and the figure, climbing from `first`, which has `reached`.
 
-    `measure` takes a value and the best figure so far. Upwards first; downwards only if that is no better.
+    `measure` takes a value and the best figure so far. Upwards first; downwards only if that is no better. Where
+    `first` reaches nothing, its neighbours may not either: then all values are measured.
     """
+    if reached <= 0:
+        figures = {first: reached} | {value: measure(value, reached) for value in values if value != first}
+        best = max(values, key=figures.__getitem__)
+        return best, figures[best]
     start = place = values.index(first)
     for step in (1, -1):
         while 0 <= place + step < len(values) and (figure := measure(values[place + step], reached)) > reached:

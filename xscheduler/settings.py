@@ -177,6 +177,11 @@ def find_setting(
     kept = kv_dtype or chosen.kv_dtype
     _check_int8(kept, spec, where)
     assumptions += _kv_text(kv_dtype, kept, chosen)
+    if cluster == "local" and kept not in (usual_kv_dtype(chosen.dtype), "int8"):
+        assumptions.append(
+            f"warning: `exegpt run` refuses keys and values in {kept} with weights in {chosen.dtype}: leave --kv-dtype "
+            "out, or pass --kv-dtype int8"
+        )
     if dtype is None:
         assumptions.append(f"dtype: {chosen.dtype}, {why}")
     assumptions += _beyond_dense_text(spec, chosen, where, load)
@@ -255,16 +260,19 @@ def _check_int8(kv_dtype: str, model: ModelSpec, cluster: ClusterSpec) -> None:
         )
 
 
+def other_kv_text(kept: str, profile: Profile) -> str:
+    """Return a warning if a profile's times are of another KV dtype than the `kept` one; empty if they are not."""
+    timed = profile.kv_dtype if profile.source == "measured" else profile.provenance.get("kv_dtype", kept)
+    if timed == kept:
+        return ""
+    what = f"keys and values are in {kept}, but the profile was measured for {timed}"
+    return f"warning: {what}: measure a profile for {kept}"
+
+
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
     """Return sentences on the KV dtype if the user chose none, or if it differs from the profile's."""
-    timed = profile.kv_dtype if profile.source == "measured" else profile.provenance.get("kv_dtype", kept)
-    if timed != kept:
-        return [
-            (
-                f"warning: keys and values are in {kept}, but the profile was measured for {timed}: measure a profile "
-                f"for {kept}"
-            )
-        ]
+    if other := other_kv_text(kept, profile):
+        return [other]
     if asked or kept == profile.dtype:
         return []
     if kept != usual_kv_dtype(profile.dtype):

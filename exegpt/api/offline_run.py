@@ -43,7 +43,7 @@ from xscheduler.policy_names import policy_names
 from xscheduler.reschedule import rescheduler
 from xscheduler.search_problem import Limits, with_variables
 from xscheduler.setting_search import infeasible_text, search_schedule
-from xscheduler.settings import Setting, find_model, find_setting, run_dtype, run_kv_dtype
+from xscheduler.settings import Setting, find_model, find_setting, other_kv_text, run_dtype, run_kv_dtype
 from xsimulator.estimates import GROWING
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ def _setting(
         else:
             how = {"kv_dtype": shared.kv_dtype, "attention": inputs.attention}
             profile, which = find_profile(options.profile, spec, cluster, shared.dtype, **how)
+            which = "; ".join(filter(None, (which, other_kv_text(shared.kv_dtype, profile))))
         if xsimulator.has_steady_state(shared):
             xsimulator.estimate(shared, profile)  # report missing data of the profile before any work
         return Setting(spec, cluster, workload, profile, shared.kv_dtype, (which,))

@@ -48,7 +48,7 @@ from xscheduler.drafts import DraftGain, Drafts, draft_gain, gain_texts
 from xscheduler.engine_settings import EngineSettings, follow, resident
 from xscheduler.launch_command import POLICY, Launch, read_launch
 from xscheduler.ordering import USUAL_TAU, trace_hints
-from xscheduler.settings import find_setting, for_schedule, with_draft
+from xscheduler.settings import find_setting, for_schedule, other_kv_text, with_draft
 
 if TYPE_CHECKING:
     from xsimulator.replay.event_simulator import Replay
@@ -228,6 +228,7 @@ def _of_file(
         *assumed,
         which,
         *([other] if other else []),
+        *([keys] if (keys := other_kv_text(schedule.kv_dtype, profile)) else []),
         *rooflines.accuracy(profile, schedule.cluster, schedule.model.spec),
     )
     return schedule, profile, said

@@ -15,7 +15,7 @@ from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
 
 
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=9, unique=True), st.data())
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=9, unique=True), st.data())
 def test_a_climb_finds_the_highest_of_figures_that_rise_and_fall(figures, data):
     top = figures.index(max(figures))
     one_peak = [*sorted(figures[:top]), figures[top], *sorted(figures[top + 1 :], reverse=True)]
@@ -29,6 +29,11 @@ def test_a_climb_finds_the_highest_of_figures_that_rise_and_fall(figures, data):
 
     assert climb(values, first, one_peak[first], measure) == (top, max(figures))
     assert len(asked) == len(set(asked)) <= abs(top - first) + 2
+
+
+def test_where_the_first_value_reaches_nothing_all_are_measured():
+    figures = (0.0, 0.0, 0.0, 0.0, 7.0, 0.0)
+    assert climb(tuple(range(6)), 1, 0.0, lambda value, reached: figures[value]) == (4, 7.0)
 
 
 @pytest.mark.slow
