@@ -112,6 +112,7 @@ class Replicas:
         Raises:
             InputError: The KV cache cannot hold one of the requests.
         """
+        assert requests.received is None or not schedule.prefix_caching, "received prompts share no prefixes"
         replica_cost = self._replica_cost(schedule)
         _check_blocks(schedule, requests, replica_cost.encoder_decoder)
         watch = watch or Watch.nothing()
