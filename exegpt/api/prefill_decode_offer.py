@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from exegpt.options.tune import TuneOptions
 from xcore.errors import InputError
 from xscheduler.exports.disaggregated_launch import SideCommand, check_engine, side_commands
+from xscheduler.policy_names import policy_names
 
 if TYPE_CHECKING:
     from exegpt.api.tuning import TuneProblem
@@ -25,14 +26,14 @@ class PrefillDecodeOffer:
     layouts: int
     """The number of layouts that fit on the cluster."""
     commands: tuple[SideCommand, ...] = ()
-    """What starts a replica of each side; empty without an export."""
+    """The commands that start a replica of each side; empty without an export."""
 
 
 def check_disaggregated(options: TuneOptions, settings: "Sequence[Setting]") -> None:
     """Raise InputError for options that --disaggregated can't be combined with, or settings that can't be divided."""
     if not options.disaggregated:
         return
-    from xscheduler.prefill_decode_search import check_divisible
+    from xscheduler.prefill_decode_search import POLICY, check_divisible
 
     if not options.open_system:
         raise InputError("--disaggregated is for requests that arrive over time: add --rate, like --rate 5/s.")
@@ -53,6 +54,11 @@ def check_disaggregated(options: TuneOptions, settings: "Sequence[Setting]") -> 
     ):
         if value:
             raise InputError(f"--disaggregated can't be combined with {name}: leave one of them out.")
+    if POLICY not in policy_names(options.policy):
+        raise InputError(
+            f"The replicas of --disaggregated follow policy {POLICY}, which --policy {options.policy} leaves out: add "
+            f"{POLICY}, or leave one of the two options out."
+        )
     if options.export:
         check_engine(options.export, options.export_as)
     for setting in settings:

@@ -112,6 +112,7 @@ def test_the_document_has_both_sides_and_their_commands():
     ("more", "sentence"),
     [
         (["--prefix-hit", "0.5"], "--disaggregated can't be combined with --prefix-hit"),
+        (["--policy", "orca"], "follow policy chunked, which --policy orca leaves out"),
         (["--admission", "grow"], "--disaggregated can't be combined with --admission grow"),
         (["--rate", "1/s,2/s"], "--disaggregated can't be combined with several rates"),
         (["--export", "tensorrt-llm"], "knows vllm and sglang, but not tensorrt-llm"),
