@@ -177,6 +177,21 @@ class Aggregated:
     ttft_ms: float
     tpot_ms: float
 
+    @staticmethod
+    def of(row: Mapping[str, str]) -> "Aggregated":
+        """Return the measurement of a row of aiconfigurator's `silicon_sample.csv`."""
+        return Aggregated(
+            name=row["id"],
+            system=row["system"],
+            engine=row["backend"],
+            tp=int(row["tp_size"]),
+            clients=int(row["batch_size"]),
+            input=int(row["isl"]),
+            output=int(row["osl"]),
+            ttft_ms=float(row["silicon_ttft_ms"]),
+            tpot_ms=float(row["silicon_tpot_ms"]),
+        )
+
 
 def aggregated_rows() -> list[Aggregated]:
     from xprofiler.aiconfigurator import systems_folder
@@ -186,17 +201,7 @@ def aggregated_rows() -> list[Aggregated]:
         raise SystemExit("aiconfigurator is not installed: pip install exegpt[gpu-data]")
     with (folder / _ROWS).open(encoding="utf-8", newline="") as file:
         return [
-            Aggregated(
-                name=row["id"],
-                system=row["system"],
-                engine=row["backend"],
-                tp=int(row["tp_size"]),
-                clients=int(row["batch_size"]),
-                input=int(row["isl"]),
-                output=int(row["osl"]),
-                ttft_ms=float(row["silicon_ttft_ms"]),
-                tpot_ms=float(row["silicon_tpot_ms"]),
-            )
+            Aggregated.of(row)
             for row in csv.DictReader(file)
             if row["model_path"] == _MODEL and (row["system"], row["backend"]) in _KV and row["precision"] == "fp8"
         ]

@@ -131,18 +131,7 @@ def _left_out(row: Mapping[str, str]) -> str:
 
 
 def _row(row: Mapping[str, str]) -> Row:
-    served = Aggregated(
-        name=row["id"],
-        system=row["system"],
-        engine=row["backend"],
-        tp=int(row["tp_size"]),
-        clients=int(row["batch_size"]),
-        input=int(row["isl"]),
-        output=int(row["osl"]),
-        ttft_ms=float(row["silicon_ttft_ms"]),
-        tpot_ms=float(row["silicon_tpot_ms"]),
-    )
-    return Row(served, int(row["moe_ep_size"]) > 1)
+    return Row(Aggregated.of(row), int(row["moe_ep_size"]) > 1)
 
 
 def predict(group: Group, rows: Sequence[Row], source: str, time: EngineTime | None = None) -> dict[str, Times]:
