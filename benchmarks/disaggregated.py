@@ -91,11 +91,11 @@ def at_random(
     chosen = np.random.default_rng([seed, 1]).integers(count, size=len(requests.arrivals))
     first, finished = np.empty((2, len(chosen)))
     for number in range(count):
-        own = chosen == number
+        assigned = chosen == number
         columns = requests.arrivals, requests.inputs, requests.outputs, requests.flags
-        served = replicas.serve(schedule, RequestArrays(*(column[own] for column in columns)))
+        served = replicas.serve(schedule, RequestArrays(*(column[assigned] for column in columns)))
         assert served
-        first[own], finished[own] = served.first, served.finished
+        first[assigned], finished[assigned] = served.first, served.finished
     return first, finished
 
 

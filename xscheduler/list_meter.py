@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from xcore.specs.profile import Profile
-from xcore.specs.request_times import RequestTimesColumns, bound_latency
+from xcore.specs.request_times import RequestTimesColumns, bound_latency, most_together
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
@@ -88,7 +88,7 @@ class ListMeter:
         for key, bound_s in (("ttft", limits.ttft_s), ("tpot", limits.tpot_s)):
             if bound_s is not None and (times := columns.latencies(since)[key]).size:
                 excess = max(excess, float(np.percentile(times, percentile)) / bound_s - 1)
-        return Played(excess, seconds, latency_s, _together(columns), blocks)
+        return Played(excess, seconds, latency_s, most_together(columns.start_s, columns.finish_s), blocks)
 
 
 def _joined(parts: Sequence[RequestArrays], served: Sequence[EventTimes | None]) -> tuple[RequestTimesColumns, float]:
@@ -103,9 +103,3 @@ def _joined(parts: Sequence[RequestArrays], served: Sequence[EventTimes | None])
         np.concatenate([each.finished for each in times]),
     )
     return columns, max(each.seconds for each in times)
-
-
-def _together(columns: RequestTimesColumns) -> int:
-    """Return the largest number of requests that run at a time."""
-    finished = np.searchsorted(np.sort(columns.finish_s), np.sort(columns.start_s), side="right")
-    return int((np.arange(1, len(finished) + 1) - finished).max())

@@ -19,7 +19,7 @@ from xcore.policies.chunked import TRAITS
 from xcore.specs.bound import BoundMeaning
 from xcore.specs.estimate import Estimate
 from xcore.specs.prefill_decode import PrefillDecode
-from xcore.specs.request_times import RequestTimesColumns, summarise_columns
+from xcore.specs.request_times import RequestTimesColumns, most_together, summarise_columns
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import LengthDistribution, Workload
 from xscheduler.candidates import Candidates, Size, schedule
@@ -130,18 +130,17 @@ class PrefillDecodeQuestion:
         """The layouts that fit on the cluster, each with a rate that it doesn't exceed, the highest first."""
         prefill = list(self._engines(only_prompts=True))
         decode = list(self._engines(only_prompts=False))
-        return sorted(self._layouts(prefill, decode), key=lambda found: -found[0])
+        return sorted(self._layouts(prefill, decode), key=lambda layout: -layout[0])
 
     def _engines(self, only_prompts: bool) -> Iterator[SideEngine]:
         """Yield a replica of one side at each degree and budget: of the side for prompts, or of the other."""
-        own = replica_layouts(self.setting, {})
-        for layout in own:
+        for layout in replica_layouts(self.setting, {}):
             if layout.pp > 1 or layout.tp > self.setting.cluster.devices_per_node:
                 continue
             for budget in PREFILL_BUDGETS if only_prompts else (DECODE_BUDGET,):
                 most = PREFILL_SEQUENCES if only_prompts else DECODE_SEQUENCES
-                if made := self.engine(layout, budget, most, only_prompts):
-                    yield SideEngine(made, self._waiting_rate(made, only_prompts))
+                if side := self.engine(layout, budget, most, only_prompts):
+                    yield SideEngine(side, self._waiting_rate(side, only_prompts))
 
     def engine(self, layout: ReplicaLayout, budget: int, sequences: int, only_prompts: bool) -> Schedule | None:
         """Return the schedule of a replica whose KV cache takes all the memory; None if it holds no request."""
@@ -149,15 +148,16 @@ class PrefillDecodeQuestion:
         workload = _prompts_of(setting.workload) if only_prompts else setting.workload
         where = setting.model, replace(layout.cluster(1), nodes=1, devices_per_node=layout.tp), workload
         problem = problem_at(*where, setting.profile, self.bounds, self.bound, setting.kv_dtype, fixed | layout.fixed)
-        found = [space for space in all_spaces(spaces(POLICY, problem)) if isinstance(space, Candidates)]
-        if not found:
+        members = all_spaces(spaces(POLICY, problem))
+        space = next((space for space in members if isinstance(space, Candidates)), None)
+        if space is None:
             return None
-        space = found[0]
         blocks = space.where.replica.room((float(budget), float(sequences)))
         if blocks < self.arrivals.most_blocks:
             return None
-        made = schedule(space, space.values(space.lowest), problem.limits, Size(0.0, (0.0, 0.0), blocks, sequences))
-        return replace(made, cluster=setting.cluster)
+        size = Size(0.0, (0.0, 0.0), blocks, sequences)
+        side = schedule(space, space.values(space.lowest), problem.limits, size)
+        return replace(side, cluster=setting.cluster)
 
     def _waiting_rate(self, side: Schedule, only_prompts: bool) -> float:
         """Return the requests/s of a replica while requests wait: after its first sequences, before it drains."""
@@ -170,12 +170,12 @@ class PrefillDecodeQuestion:
                 requests = replace(requests, received=requests.inputs - 1)
             served = self._replicas.serve(side, requests)
             assert served is not None, "nothing is watched"
-            ended = np.sort(served.finished)
-            together = int((np.arange(1, count + 1) - np.searchsorted(ended, np.sort(served.started))).max())
+            together = most_together(served.started, served.finished)
             enough = min(WAVES * together, MOST_WAITING, self.arrivals.count)
             if count >= enough:
                 break
             count = enough
+        ended = np.sort(served.finished)
         first, last = float(ended[min(together, count) - 1]), float(served.started.max())
         if last <= first:  # fewer requests than the replica holds
             return count / served.seconds
@@ -193,7 +193,7 @@ class PrefillDecodeQuestion:
                     PrefillDecode(replace(p.schedule, replicas=x), replace(d.schedule, replicas=y))
                     for y in range(at_most, 0, -1)
                 )
-                plan = next((one for one in plans if one.fits(cluster.nodes, cluster.devices_per_node)), None)
+                plan = next((plan for plan in plans if plan.fits(cluster.nodes, cluster.devices_per_node)), None)
                 if plan is None:
                     continue
                 y = plan.decode.replicas

@@ -67,20 +67,23 @@ def tune_drafts(tune: TuneAt, options: SearchedAt, drafts: Drafts, steady: Sched
     searches: list[Search] = []
 
     def answers(drafted: int, floor: float = 0.0) -> list[Rated]:
-        found = tune({**options, "speculation": drafts.at(drafted)}, floor)
-        searches.append(found[0].tuned.search)
-        return found
+        answer = tune({**options, "speculation": drafts.at(drafted)}, floor)
+        searches.append(answer[0].tuned.search)
+        return answer
 
     usual = USUAL if steady is None else steady.speculation.drafted if steady.speculation else 0
     first = min(drafts.lengths, key=lambda drafted: abs(drafted - usual))
-    found = answers(first)
-    start = found[0].highest_rate_seq_s
+    best_answers = answers(first)
+    start = best_answers[0].highest_rate_seq_s
     best, _ = climb(drafts.lengths, first, start, lambda drafted, floor: answers(drafted, floor)[0].highest_rate_seq_s)
     if best != first:
-        found = answers(best)
+        best_answers = answers(best)
     sums = {name: sum(getattr(s, name) for s in searches) for name in ("evaluations", "space", "seconds", "replays")}
-    tuned = [replace(one.tuned, search=replace(one.tuned.search, **sums)) for one in found]
-    return [replace(one, tuned=own) for one, own in zip(found, tuned, strict=True)]
+
+    def with_costs(rated: Rated) -> Rated:
+        return replace(rated, tuned=replace(rated.tuned, search=replace(rated.tuned.search, **sums)))
+
+    return [with_costs(rated) for rated in best_answers]
 
 
 def climb(

@@ -26,16 +26,17 @@ def prefill_decode_document(offer: ClusterOffer) -> dict[str, object]:
         "transfer_s": answer.transfer_s,
         "rate_seq_s": answer.rate_seq_s,
         "layouts": offer.prefill_decode.layouts,
-        **{side: _side(own) for side, own in sides.items()},
+        **{side: _side(schedule) for side, schedule in sides.items()},
     }
     if offer.prefill_decode.commands:
-        document["commands"] = {own.side: own.text for own in offer.prefill_decode.commands}
+        document["commands"] = {command.side: command.text for command in offer.prefill_decode.commands}
     return {"prefill_decode": document}
 
 
-def _side(own: Schedule) -> dict[str, int]:
-    variables = {name: value for name, value in own.control.decisions.items() if value is not None}
-    return {"replicas": own.replicas, "tp_degree": own.stages[0].tp, **variables, "kv_blocks": own.kv_blocks}
+def _side(schedule: Schedule) -> dict[str, int]:
+    variables = {name: value for name, value in schedule.control.decisions.items() if value is not None}
+    allocation = {"replicas": schedule.replicas, "tp_degree": schedule.stages[0].tp}
+    return {**allocation, **variables, "kv_blocks": schedule.kv_blocks}
 
 
 def print_prefill_decode(offer: ClusterOffer, problem: TuneProblem) -> None:
@@ -69,18 +70,22 @@ def print_prefill_decode(offer: ClusterOffer, problem: TuneProblem) -> None:
     ]
     output.listed(f"Prefill and decode replicas: {answer.plan.name}", lines)
     if problem.target and offer.prefill_decode.commands:
-        for own in offer.prefill_decode.commands:
-            each = f"each of {own.replicas} {own.side} replicas" if own.replicas > 1 else f"the {own.side} replica"
+        for command in offer.prefill_decode.commands:
+            each = (
+                f"each of {command.replicas} {command.side} replicas"
+                if command.replicas > 1
+                else f"the {command.side} replica"
+            )
             print(f"Launch command for {each}, {problem.target.engine}:")
-            print(own.text)
+            print(command.text)
         print(f"  {ROUTERS[problem.target.engine]}")
 
 
 def _compared(offer: ClusterOffer) -> str:
     """Return their goodput, beside that of the best schedule whose replicas do both."""
     assert offer.prefill_decode and offer.prefill_decode.answer
-    own, other = offer.prefill_decode.answer.goodput_seq_s, offer.rated.highest_rate_seq_s
-    text = f"goodput {figure_text(own)}/s"
+    goodput, other = offer.prefill_decode.answer.goodput_seq_s, offer.rated.highest_rate_seq_s
+    text = f"goodput {figure_text(goodput)}/s"
     if not other:
         return f"{text}; no schedule above keeps the bounds"
-    return f"{text}, {figure_text(own / other, 3)} times that of the best schedule above ({figure_text(other)}/s)"
+    return f"{text}, {figure_text(goodput / other, 3)} times that of the best schedule above ({figure_text(other)}/s)"

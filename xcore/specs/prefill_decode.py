@@ -13,9 +13,9 @@ class PrefillDecode:
     """
 
     prefill: Schedule
-    """Of the replicas that compute prompts; `replicas` is x."""
+    """The schedule of the replicas that compute prompts; its `replicas` is x."""
     decode: Schedule
-    """Of the replicas that compute outputs; `replicas` is y."""
+    """The schedule of the replicas that compute outputs; its `replicas` is y."""
 
     @property
     def devices(self) -> int:

@@ -105,6 +105,12 @@ def summarise(
     return summarise_columns(RequestTimesColumns.of(served), seconds, bound, memory_bytes, utilisation)
 
 
+def most_together(started: Array, finished: Array) -> int:
+    """Return the largest number of requests that run at a time, from when they start and finish [n]."""
+    ended = np.searchsorted(np.sort(finished), np.sort(started), side="right")
+    return int((np.arange(1, len(ended) + 1) - ended).max())
+
+
 def summarise_columns(
     columns: RequestTimesColumns,
     seconds: float,

@@ -25,12 +25,12 @@ ROUTERS = {
     "--pd-disaggregation --prefill URL --decode URL; replicas on one node each need devices (--base-gpu-id), a --port "
     "and a --disaggregation-bootstrap-port of their own",
 }
-"""What is needed beside the replicas, by engine."""
+"""The router and the settings that an engine needs besides the replicas."""
 
 
 @dataclass(frozen=True)
 class SideCommand:
-    """What starts one replica of a side."""
+    """The command that starts one replica of a side."""
 
     side: str
     replicas: int
@@ -49,13 +49,15 @@ def check_engine(engine: str, form: str | None) -> None:
 
 
 def side_commands(target: "Target", plan: PrefillDecode, profile: Profile) -> tuple[SideCommand, ...]:
-    """Return what starts a replica of each side with the target's engine."""
+    """Return the commands that start a replica of each side with the target's engine."""
     sides = (("prefill", plan.prefill), ("decode", plan.decode))
-    return tuple(SideCommand(side, own.replicas, _command(target, side, own, profile)) for side, own in sides)
+    return tuple(
+        SideCommand(side, schedule.replicas, _command(target, side, schedule, profile)) for side, schedule in sides
+    )
 
 
-def _command(target: "Target", side: str, own: Schedule, profile: Profile) -> str:
-    followed = target.follows(replace(own, replicas=1), profile)
+def _command(target: "Target", side: str, schedule: Schedule, profile: Profile) -> str:
+    followed = target.follows(replace(schedule, replicas=1), profile)
     start = target.start(followed, 1)
     flags = _FLAGS[target.engine][side]
     return "\n".join(replace(command, words=(*command.words, *flags)).text for command in start.commands)

@@ -103,10 +103,10 @@ def in_turns(side: Schedule, requests: RequestArrays, replicas: Replicas) -> Sid
     one, count = replace(side, replicas=1), len(requests.arrivals)
     times, busy_s = np.empty((3, count)), 0.0
     for number in range(min(side.replicas, count)):
-        own = np.arange(number, count, side.replicas)
-        served = replicas.serve(one, _part(requests, own))
+        turns = np.arange(number, count, side.replicas)
+        served = replicas.serve(one, _part(requests, turns))
         assert served is not None, "nothing is watched"
-        times[:, own] = served.started, served.first, served.finished
+        times[:, turns] = served.started, served.first, served.finished
         busy_s += float(served.busy.mean()) / side.replicas
     return SideTimes(times[0], times[1], times[2], busy_s)
 
