@@ -25,7 +25,7 @@ from xcore.specs.workload import LengthDistribution, Workload
 from xscheduler.candidates import Candidates, Size, schedule
 from xscheduler.goodput import PRECISION, RateBounds, excess_of, missed_bounds
 from xscheduler.open_searches import problem_at
-from xscheduler.rate_sample import Arrivals, at
+from xscheduler.rate_sample import REQUESTS, Arrivals, at
 from xscheduler.replica_layout import ReplicaLayout, replica_layouts
 from xscheduler.settings import Setting
 from xscheduler.space import all_spaces
@@ -39,8 +39,11 @@ PREFILL_SEQUENCES, DECODE_SEQUENCES = 256, 1024
 """Sequences at a time of a replica of each side, at most; memory may hold fewer."""
 PREFILL_BUDGETS, DECODE_BUDGET = (2048, 8192), 2048
 """Tokens per iteration of each side."""
-TRIED, MEASURED, EACH = 20_000, 60_000, 1_000
-"""Requests with which layouts are compared and with which the best are measured, and fewest for each replica."""
+TRIED, EACH = 20_000, 1_000
+"""Requests with which layouts are compared, and fewest for each replica.
+
+The best are measured with `REQUESTS`, as other schedules are, so that their goodputs can be compared.
+"""
 WAITING, WAVES, MOST_WAITING = 4_000, 12, 60_000
 """Requests that wait to measure what a replica serves: so many, or so many times those it runs at a time; the most."""
 
@@ -118,7 +121,7 @@ class PrefillDecodeQuestion:
                 leads.append((reached, plan))
         best, goodput = None, 0.0
         for tried, plan in reversed(leads):  # with more requests, a queue that grows slowly is seen
-            if tried > goodput and (measured := self._goodput(plan, goodput, tried, MEASURED)) > goodput:
+            if tried > goodput and (measured := self._goodput(plan, goodput, tried, REQUESTS)) > goodput:
                 best, goodput = plan, measured
         if best is None:
             return None
@@ -225,7 +228,7 @@ class PrefillDecodeQuestion:
 
     def _figures(self, plan: PrefillDecode, rate_seq_s: float) -> tuple[Estimate, float]:
         """Return the figures at a rate, without the warm-up, and the mean seconds of a transfer."""
-        count = self._count(plan, MEASURED)
+        count = self._count(plan, REQUESTS)
         requests = at(self.arrivals.sample(count, 1, self.bound).replicas[0], rate_seq_s)
         times, kept = self._replayed(plan, requests), requests.flags > 0
         known = requests.outputs[kept], requests.arrivals[kept]
