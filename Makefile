@@ -15,15 +15,14 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(INSTALLED)
 	$(BIN)/exegpt demo
 
-# Style and types beside the tests. Then those that count what this machine does, by themselves.
+# Style and types beside the tests.
 test: $(DEV_INSTALLED)
 	$(MAKE) -j 2 lint tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and alone" $$(grep -rl "mark.alone" tests --include=*.py)
 
 # Three tests at a time, each on one thread: some wait for servers. The kernels that all need are compiled once before.
 tests: $(DEV_INSTALLED)
 	$(BIN)/python -c "import xrunner.models"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow"
 
 test-all: lint
 	EXEGPT_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q

@@ -30,7 +30,6 @@ REACHED = 0.9
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(500)
 def test_an_overloaded_server_keeps_its_bound_and_answers_as_much_as_behind_the_best_cap(tmp_path):
     """The same schedule without a bound, behind caps on the requests that it has at a time, gets the same load within
@@ -94,7 +93,6 @@ STEADY = 0.1
 
 
 @pytest.mark.slow  # the test above also asks whether a bound is kept
-@pytest.mark.alone
 @pytest.mark.timeout(500)
 def test_a_server_keeps_what_it_promises_under_load(tmp_path, monkeypatch):
     """Of the benchmark's model, at the speed that the machine had when it was measured. Where a load isn't answered as
