@@ -21,7 +21,16 @@ from numba.extending import intrinsic
 from exegpt.kernels.bfloat16 import emit_rounded, rounded, widened
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.kernel_dtypes import njit_by_dtype
-from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, load_floats, multiply_add, splat
+from exegpt.kernels.llvm_vectors import (
+    FLOAT,
+    INDEX,
+    byte_pointer,
+    element_pointer,
+    fetch,
+    load_floats,
+    multiply_add,
+    splat,
+)
 from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.numba_threads import follow_torch
 from exegpt.kernels.swiglu import BEND, SLOPE
@@ -66,10 +75,11 @@ def panel_product(
 
 
 @intrinsic(prefer_literal=True)
-def _tile(_, rows, x, x_start, inputs, panels, start, sums):  # type: ignore[no-untyped-def]
+def _tile(_, rows, x, x_start, inputs, panels, start, ahead, step, sums):  # type: ignore[no-untyped-def]
     """Compute sums[r, n] = Σ_k x[x_start + r·inputs + k] · panels[start + 16·k + n]; starts count elements.
 
-    `rows` is a compile-time constant, x and `sums` [_ROWS, 16] are float32, `panels` too or bfloat16.
+    Meanwhile fetch `step` bytes for each k from byte `ahead` of the panels on. `rows` is a compile-time constant, x and
+    `sums` [_ROWS, 16] are float32, `panels` too or bfloat16.
     """
     if not isinstance(rows, types.IntegerLiteral):
         return None
@@ -78,13 +88,15 @@ def _tile(_, rows, x, x_start, inputs, panels, start, sums):  # type: ignore[no-
     def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         vector, halves = ir.VectorType(FLOAT, _LANES), range(0, _PANEL, _LANES)
         states, weights = (element_pointer(context, builder, sig, args, place) for place in (1, 4))
-        target = context.make_array(sig.args[6])(context, builder, args[6]).data
+        target = context.make_array(sig.args[8])(context, builder, args[8]).data
+        coming = byte_pointer(context, builder, sig, args, 4, args[6])
         fma, zero = multiply_add(builder, vector), ir.Constant(vector, [0.0] * _LANES)
         totals = [[cgutils.alloca_once_value(builder, zero) for _ in halves] for _ in range(tall)]
         for total in itertools.chain(*totals):
             builder.store(zero, total)
         lines = [builder.gep(states, [builder.mul(args[3], INDEX(r))]) for r in range(tall)]
         with cgutils.for_range(builder, args[3]) as loop:
+            fetch(builder, builder.gep(coming, [builder.mul(loop.index, args[7])]))
             at = builder.gep(weights, [builder.mul(loop.index, INDEX(_PANEL))])
             loaded = [load_floats(builder, builder.gep(at, [INDEX(half)]), _LANES) for half in halves]
             for line, row in zip(lines, totals, strict=True):
@@ -96,25 +108,26 @@ def _tile(_, rows, x, x_start, inputs, panels, start, sums):  # type: ignore[no-
             builder.store(builder.load(total), builder.bitcast(pointer, vector.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(rows, x, x_start, inputs, panels, start, sums), codegen
+    return types.void(rows, x, x_start, inputs, panels, start, ahead, step, sums), codegen
 
 
 @njit(error_model="numpy")
-def _multiply(x, row, rows, panels, panel, sums):  # type: ignore[no-untyped-def]
-    """Multiply up to `_ROWS` rows of x, from `row` on, by a panel: write `sums`, and return the number of rows."""
+def _multiply(x, row, rows, panels, panel, ahead, step, sums):  # type: ignore[no-untyped-def]
+    """Multiply 1 to `_ROWS` rows of x, from `row` on, by a panel: write `sums`."""
     inputs = x.shape[1]
     first, start = row * inputs, panel * inputs * _PANEL
-    if rows >= _ROWS:
-        _tile(_ROWS, x, first, inputs, panels, start, sums)
-        return _ROWS
-    if rows >= 4:
-        _tile(4, x, first, inputs, panels, start, sums)
-        return 4
-    if rows >= 2:
-        _tile(2, x, first, inputs, panels, start, sums)
-        return 2
-    _tile(1, x, first, inputs, panels, start, sums)
-    return 1
+    if rows == 6:
+        _tile(6, x, first, inputs, panels, start, ahead, step, sums)
+    elif rows == 5:
+        _tile(5, x, first, inputs, panels, start, ahead, step, sums)
+    elif rows == 4:
+        _tile(4, x, first, inputs, panels, start, ahead, step, sums)
+    elif rows == 3:
+        _tile(3, x, first, inputs, panels, start, ahead, step, sums)
+    elif rows == 2:
+        _tile(2, x, first, inputs, panels, start, ahead, step, sums)
+    else:
+        _tile(1, x, first, inputs, panels, start, ahead, step, sums)
 
 
 @intrinsic(prefer_literal=True)
@@ -169,15 +182,21 @@ def write_row(out, row, first, sums, r, adds):  # type: ignore[no-untyped-def]
 
 @njit_by_dtype("void(real[:, ::1], float32[:, ::1], real[:, :, ::1], real[::1], int64, boolean)")
 def _product(out, x, panels, bias, activation, adds):  # type: ignore[no-untyped-def]
-    rows, count = len(x), len(panels)
+    rows, count, inputs = len(x), len(panels), x.shape[1]
+    line = panels.itemsize * _PANEL
     for item in prange(count * (-(-rows // _BLOCK))):  # blocks outermost: threads share a block's panels
         block, panel = item // count, item % count
         sums = np.empty((_ROWS, _PANEL), np.float32)
         row, end = block * _BLOCK, min((block + 1) * _BLOCK, rows)
-        while row < end:
-            done = _multiply(x, row, end - row, panels, panel, sums)
+        tiles = -(-(end - row) // _ROWS)
+        # The next panel comes from memory while this one is multiplied by the rows: a part of it with each tile.
+        step, ahead = line // tiles, (panel + 1) % count * inputs * line
+        for left in range(tiles, 0, -1):
+            done = -(-(end - row) // left)  # rows are dealt evenly: short tiles have too few sums to fill the pipelines
+            _multiply(x, row, done, panels, panel, ahead, step, sums)
             for r in range(done):
                 if activation or len(bias):
                     activate(sums[r], bias, panel * _PANEL, activation)
                 write_row(out, row + r, panel * _PANEL, sums, r, adds)
             row += done
+            ahead += step * inputs

@@ -43,3 +43,20 @@ def element_pointer(
     """Return a pointer into an intrinsic's array argument, at the index that the next argument holds."""
     array = context.make_array(sig.args[place])(context, builder, args[place])
     return builder.gep(array.data, [args[place + 1]])
+
+
+def byte_pointer(
+    context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value], place: int, offset: ir.Value
+) -> ir.Value:
+    """Return a pointer to byte `offset` of an intrinsic's array argument."""
+    array = context.make_array(sig.args[place])(context, builder, args[place])
+    return builder.gep(builder.bitcast(array.data, _BYTE.as_pointer()), [offset])
+
+
+def fetch(builder: ir.IRBuilder, pointer: ir.Value) -> None:
+    """Let the CPU fetch a byte's line into its second cache, for a read that comes later."""
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    read, second_cache, data = number(0), number(2), number(1)
+    builder.call(function, [pointer, read, second_cache, data])

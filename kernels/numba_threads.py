@@ -1,5 +1,7 @@
 """The number of threads of torch's operators and of the kernels that numba compiles: the same for both."""
 
+import threading
+
 import numba
 import torch
 
@@ -12,11 +14,21 @@ numba.get_num_threads()  # numba's first call makes OpenMP, and so torch, use ev
 torch.set_num_threads(_asked)
 
 
+class _Followed(threading.local):
+    """What this thread has set; numba keeps a number for each thread, and takes longer to say it."""
+
+    threads = 0
+
+
+_followed = _Followed()
+
+
 def follow_torch() -> None:
     """Set numba's number of threads to torch's (at most the CPUs that numba found)."""
-    threads = min(torch.get_num_threads(), _CONFIG["NUMBA_NUM_THREADS"])
-    if numba.get_num_threads() != threads:
-        numba.set_num_threads(threads)
+    threads = torch.get_num_threads()
+    if _followed.threads != threads:
+        numba.set_num_threads(min(threads, _CONFIG["NUMBA_NUM_THREADS"]))
+        _followed.threads = threads
 
 
 def compiled(x: torch.Tensor) -> bool:
