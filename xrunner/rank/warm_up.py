@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from exegpt.kernels.argmax import NO_TOKEN
+from exegpt.kernels.linear import can_tile
 from exegpt.kernels.logit_edits import LogitEdits
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
@@ -107,10 +108,10 @@ def warm_up(
     All ranks of a tensor-parallel group call it at once.
 
     On the CPU it compiles the attention kernels and maps the blocks that the run may use. It also runs oneDNN's matrix
-    products with the numbers of rows of iterations, since each number is compiled separately. On a GPU it compiles
-    every variant of the kernels that the run may need and captures the graphs. If a run is `running` already,
-    products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is this rank's
-    planning, if FlashInfer computes attention.
+    products with the numbers of rows of iterations, since oneDNN compiles each of them; products in tiles need none of
+    it. On a GPU it compiles every variant of the kernels that the run may need and captures the graphs. If a run is
+    `running` already, products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is
+    this rank's planning, if FlashInfer computes attention.
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations
@@ -118,7 +119,7 @@ def warm_up(
     if model.device.type == "cpu":
         for new in (2, 1):
             _run_once(model, cache, 1, new, 1)
-        if not running:
+        if not running and not can_tile(torch_dtype(model.dtype)):
             _warm_up_rows(model, cache, extent)
     else:
         for sequences, new, width in _variants(extent):
