@@ -33,7 +33,7 @@ lint: $(DEV_INSTALLED)
 	$(BIN)/mypy
 
 bench: $(DEV_INSTALLED)
-	for table in kernels fidelity cpu search; do $(BIN)/python -m benchmarks.$$table || exit 1; done
+	for table in kernels fidelity cpu_policies search; do $(BIN)/python -m benchmarks.$$table || exit 1; done
 
 # Lines that the tests of `make test` reach, in one process; what they start in others isn't counted.
 coverage: $(COVERAGE_INSTALLED)

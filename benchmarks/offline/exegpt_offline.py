@@ -1,0 +1,33 @@
+"""Our engine on requests of token ids. The setting is a schedule's file."""
+
+from pathlib import Path
+
+from lines import answer, asked
+
+
+def main() -> None:
+    """Load and run."""
+    import torch
+
+    from xcore import document
+    from xcore.requests.request import Request
+    from xcore.specs.schedule import Schedule
+    from xrunner.core.engine import Engine
+    from xrunner.models import load_model
+
+    given = asked()
+    torch.set_num_threads(given.threads)
+    model, schedule = load_model(given.model, given.dtype), document.read(Schedule, Path(given.setting))
+
+    def run(prompts: list[list[int]], outputs: list[int]) -> tuple[float, list[tuple[int, ...]]]:
+        pairs = enumerate(zip(prompts, outputs, strict=True))
+        requests = [Request(str(number), tuple(ids), tokens, ignore_eos=True) for number, (ids, tokens) in pairs]
+        report = Engine(model, schedule).run(requests)  # whose seconds begin when the engine has warmed up
+        by_id = {result.id: result.output_ids for result in report.results}
+        return report.seconds, [by_id[request.id] for request in requests]
+
+    answer(given, run)
+
+
+if __name__ == "__main__":
+    main()
