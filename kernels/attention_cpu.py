@@ -23,7 +23,7 @@ from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.kernel_dtypes import Kernel, njit_by_dtype
 from exegpt.kernels.kv_int8 import SCALE_BYTES
-from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, load_floats, multiply_add, splat
+from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, fetch, load_floats, multiply_add, splat
 from exegpt.kernels.numba_jit import njit
 
 _REGISTERS = 256
@@ -139,21 +139,16 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
 def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
     """Prefetch `count` (a compile-time constant) elements of an array from `start` on.
 
-    Blocks lie scattered in memory, so the hardware can't predict the next one. The target is the second cache: the
-    first can wait for few lines at a time.
+    Blocks lie scattered in memory, so the hardware can't predict the next one.
     """
     if not isinstance(count, types.IntegerLiteral):
         return None
     elements, per_line = count.literal_value, 64 * 8 // array.dtype.bitwidth
 
     def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
-        base = element_pointer(context, builder, sig, args, 1)
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        base, byte = element_pointer(context, builder, sig, args, 1), ir.IntType(8).as_pointer()
         for offset in range(0, elements, per_line):
-            line = builder.bitcast(builder.gep(base, [args[2].type(offset)]), byte)
-            builder.call(fetch, [line, word(0), word(2), word(1)])
+            fetch(builder, builder.bitcast(builder.gep(base, [args[2].type(offset)]), byte))
         return context.get_dummy_value()
 
     return types.void(count, array, start), codegen

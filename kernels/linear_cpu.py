@@ -2,7 +2,8 @@
 
 Bfloat16 weights stay in 16 bits in memory and are widened in registers, so that they are read in half of float32's
 time; the arithmetic is float32's. Weights lie in panels of 16 outputs. A tile of 6 rows by one panel is accumulated in
-12 registers of 8 floats, of the 16 that AVX2 has. An output's sum doesn't depend on the number of rows.
+12 registers of 8 floats, of the 16 that AVX2 has. A part of a panel stays in the first cache for all tiles of a block
+of rows, and the next panel is fetched meanwhile. An output's sum doesn't depend on the number of rows.
 """
 
 import itertools
@@ -39,6 +40,8 @@ _PANEL, _LANES = 16, 8
 _ROWS = 6
 _BLOCK = 96
 """Rows that are multiplied by one panel after the other: they stay in the second cache."""
+_DEPTH = 256
+"""Inputs of a panel that are multiplied by all rows of a block before the next ones: they stay in the first cache."""
 ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2}
 _SLOPE, _BEND = np.float32(SLOPE), np.float32(BEND)
 
@@ -75,11 +78,11 @@ def panel_product(
 
 
 @intrinsic(prefer_literal=True)
-def _tile(_, rows, x, x_start, inputs, panels, start, ahead, step, sums):  # type: ignore[no-untyped-def]
-    """Compute sums[r, n] = Σ_k x[x_start + r·inputs + k] · panels[start + 16·k + n]; starts count elements.
+def _tile(_, rows, x, x_start, inputs, depth, panels, start, ahead, step, sums, sums_start):  # type: ignore[no-untyped-def]
+    """Add Σ_k x[x_start + r·inputs + k] · panels[start + 16·k + n], for k < depth, to sums[sums_start + 16·r + n].
 
-    Meanwhile fetch `step` bytes for each k from byte `ahead` of the panels on. `rows` is a compile-time constant, x and
-    `sums` [_ROWS, 16] are float32, `panels` too or bfloat16.
+    Starts count elements. Meanwhile fetch `step` bytes for each k from byte `ahead` of the panels on. `rows` is a
+    compile-time constant, x and `sums` are float32, `panels` too or bfloat16.
     """
     if not isinstance(rows, types.IntegerLiteral):
         return None
@@ -87,47 +90,47 @@ def _tile(_, rows, x, x_start, inputs, panels, start, ahead, step, sums):  # typ
 
     def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         vector, halves = ir.VectorType(FLOAT, _LANES), range(0, _PANEL, _LANES)
-        states, weights = (element_pointer(context, builder, sig, args, place) for place in (1, 4))
-        target = context.make_array(sig.args[8])(context, builder, args[8]).data
-        coming = byte_pointer(context, builder, sig, args, 4, args[6])
+        states, weights, target = (element_pointer(context, builder, sig, args, place) for place in (1, 5, 9))
+        coming = byte_pointer(context, builder, sig, args, 5, args[7])
         fma, zero = multiply_add(builder, vector), ir.Constant(vector, [0.0] * _LANES)
         totals = [[cgutils.alloca_once_value(builder, zero) for _ in halves] for _ in range(tall)]
-        for total in itertools.chain(*totals):
-            builder.store(zero, total)
+        places = [
+            builder.bitcast(builder.gep(target, [INDEX(place * _LANES)]), vector.as_pointer())
+            for place in range(tall * len(halves))
+        ]
+        for total, place in zip(itertools.chain(*totals), places, strict=True):
+            builder.store(builder.load(place, align=4), total)
         lines = [builder.gep(states, [builder.mul(args[3], INDEX(r))]) for r in range(tall)]
-        with cgutils.for_range(builder, args[3]) as loop:
-            fetch(builder, builder.gep(coming, [builder.mul(loop.index, args[7])]))
+        with cgutils.for_range(builder, args[4]) as loop:
+            fetch(builder, builder.gep(coming, [builder.mul(loop.index, args[8])]))
             at = builder.gep(weights, [builder.mul(loop.index, INDEX(_PANEL))])
             loaded = [load_floats(builder, builder.gep(at, [INDEX(half)]), _LANES) for half in halves]
             for line, row in zip(lines, totals, strict=True):
                 factor = splat(builder, vector, builder.load(builder.gep(line, [loop.index])))
                 for weight, total in zip(loaded, row, strict=True):
                     builder.store(builder.call(fma, [factor, weight, builder.load(total)]), total)
-        for place, total in enumerate(itertools.chain(*totals)):
-            pointer = builder.gep(target, [INDEX(place * _LANES)])
-            builder.store(builder.load(total), builder.bitcast(pointer, vector.as_pointer()), align=4)
+        for total, place in zip(itertools.chain(*totals), places, strict=True):
+            builder.store(builder.load(total), place, align=4)
         return context.get_dummy_value()
 
-    return types.void(rows, x, x_start, inputs, panels, start, ahead, step, sums), codegen
+    return types.void(rows, x, x_start, inputs, depth, panels, start, ahead, step, sums, sums_start), codegen
 
 
 @njit(error_model="numpy")
-def _multiply(x, row, rows, panels, panel, ahead, step, sums):  # type: ignore[no-untyped-def]
-    """Multiply 1 to `_ROWS` rows of x, from `row` on, by a panel: write `sums`."""
-    inputs = x.shape[1]
-    first, start = row * inputs, panel * inputs * _PANEL
+def _multiply(rows, x, at, inputs, depth, panels, start, ahead, step, sums, to):  # type: ignore[no-untyped-def]
+    """Add products of 1 to `_ROWS` rows of x, from element `at` on, and a part of a panel to the sums from `to` on."""
     if rows == 6:
-        _tile(6, x, first, inputs, panels, start, ahead, step, sums)
+        _tile(6, x, at, inputs, depth, panels, start, ahead, step, sums, to)
     elif rows == 5:
-        _tile(5, x, first, inputs, panels, start, ahead, step, sums)
+        _tile(5, x, at, inputs, depth, panels, start, ahead, step, sums, to)
     elif rows == 4:
-        _tile(4, x, first, inputs, panels, start, ahead, step, sums)
+        _tile(4, x, at, inputs, depth, panels, start, ahead, step, sums, to)
     elif rows == 3:
-        _tile(3, x, first, inputs, panels, start, ahead, step, sums)
+        _tile(3, x, at, inputs, depth, panels, start, ahead, step, sums, to)
     elif rows == 2:
-        _tile(2, x, first, inputs, panels, start, ahead, step, sums)
+        _tile(2, x, at, inputs, depth, panels, start, ahead, step, sums, to)
     else:
-        _tile(1, x, first, inputs, panels, start, ahead, step, sums)
+        _tile(1, x, at, inputs, depth, panels, start, ahead, step, sums, to)
 
 
 @intrinsic(prefer_literal=True)
@@ -185,18 +188,20 @@ def _product(out, x, panels, bias, activation, adds):  # type: ignore[no-untyped
     rows, count, inputs = len(x), len(panels), x.shape[1]
     line = panels.itemsize * _PANEL
     for item in prange(count * (-(-rows // _BLOCK))):  # blocks outermost: threads share a block's panels
-        block, panel = item // count, item % count
-        sums = np.empty((_ROWS, _PANEL), np.float32)
-        row, end = block * _BLOCK, min((block + 1) * _BLOCK, rows)
-        tiles = -(-(end - row) // _ROWS)
+        begin, panel = item // count * _BLOCK, item % count
+        own = min(_BLOCK, rows - begin)
+        tiles = -(-own // _ROWS)
+        sums = np.zeros((own, _PANEL), np.float32)
         # The next panel comes from memory while this one is multiplied by the rows: a part of it with each tile.
         step, ahead = line // tiles, (panel + 1) % count * inputs * line
-        for left in range(tiles, 0, -1):
-            done = -(-(end - row) // left)  # rows are dealt evenly: short tiles have too few sums to fill the pipelines
-            _multiply(x, row, done, panels, panel, ahead, step, sums)
-            for r in range(done):
-                if activation or len(bias):
-                    activate(sums[r], bias, panel * _PANEL, activation)
-                write_row(out, row + r, panel * _PANEL, sums, r, adds)
-            row += done
-            ahead += step * inputs
+        for first in range(0, inputs, _DEPTH):
+            depth, start, row = min(_DEPTH, inputs - first), (panel * inputs + first) * _PANEL, 0
+            for left in range(tiles, 0, -1):  # rows are dealt evenly: short tiles don't fill the pipelines
+                tall, at = -(-(own - row) // left), (begin + row) * inputs + first
+                _multiply(tall, x, at, inputs, depth, panels, start, ahead, step, sums, row * _PANEL)
+                row += tall
+                ahead += step * depth
+        for r in range(own):
+            if activation or len(bias):
+                activate(sums[r], bias, panel * _PANEL, activation)
+            write_row(out, begin + r, panel * _PANEL, sums, r, adds)

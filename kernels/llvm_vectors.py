@@ -54,9 +54,9 @@ def byte_pointer(
 
 
 def fetch(builder: ir.IRBuilder, pointer: ir.Value) -> None:
-    """Let the CPU fetch a byte's line into its second cache, for a read that comes later."""
+    """Fetch a byte's line into the second cache, for a read that comes later: the first can wait for few at a time."""
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), number, number, number])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     read, second_cache, data = number(0), number(2), number(1)
     builder.call(function, [pointer, read, second_cache, data])
