@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.workload import RequestLengths, Workload
@@ -31,6 +32,11 @@ class AgentSample:
     sessions: Sessions
     prefixes: Prefixes | None
     """The prefixes that prompts share; None: no shared prefixes."""
+
+    @property
+    def mean_pause_s(self) -> float:
+        """The mean seconds from the end of an agent's last turn to the next one."""
+        return fmean(self.sessions.pauses_s)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,10 @@ each policy, then a finer one of the policies that are close to the best, and cl
 """
 
 import functools
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -21,7 +23,9 @@ from xcore.specs.model import usual_kv_dtype
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xscheduler.agent_sample import AgentSample
-from xscheduler.list_search import ListLead, ListSearch
+from xscheduler.candidates import CandidateFamily, Candidates
+from xscheduler.list_meter import Played
+from xscheduler.list_search import SLOW_POINT, ListLead, ListSearch
 from xscheduler.loop_meter import LoopMeter
 from xscheduler.open_searches import thread_count
 from xscheduler.rate_sample import Arrivals
@@ -38,12 +42,15 @@ from xsimulator.steady.load import Load
 
 T = TypeVar("T")
 
-TURNS, FEWEST, MOST = 250_000, 40, 400
+TURNS, FEWEST, MOST = 300_000, 40, 400
 """Turns that are replayed on a policy's finer grid and in climbing; the fewest and the most replays of it."""
 COARSE = 0.3
 """Share of these replays on the first grid, and in climbing from it."""
 CLOSE = 0.93
 """Share of the best policy's throughput from which a policy gets its finer grid."""
+PROMISING, SAMPLED, KEPT = 8, 8, 2
+"""Spaces with the highest bounds on the turn throughput; points of each that are replayed to choose among them; spaces
+that are kept for their best points, and as many for the fastest ones that are not far beyond the bounds."""
 LATE = 0.5
 """If no policy keeps the bounds: the excess, above the least one, up to which a policy gets its finer grid."""
 
@@ -135,6 +142,7 @@ class AgentSearch(ListSearch):
     """A search of one policy's spaces for agents."""
 
     meter: LoopMeter
+    _spaces: tuple[Candidates, ...] = ()
 
     @property
     def replayed(self) -> int:
@@ -146,6 +154,46 @@ class AgentSearch(ListSearch):
         turns = len(self.meter.requests)
         self.replays = round(share * min(max(TURNS // turns, FEWEST), MOST))
         return self.best(None)
+
+    def _opened(self, members: Sequence[Candidates | CandidateFamily]) -> list[Candidates]:
+        """Return the spaces of the finer grids: those with the best points in a few replays of promising spaces."""
+        if not self._spaces:
+            spaces = sorted(super()._opened(members), key=self._most_turns, reverse=True)[:PROMISING]
+            if len(spaces) > KEPT:
+                self.replays += PROMISING * (SAMPLED * SLOW_POINT if TRAITS[self.policy].disaggregated else SAMPLED)
+                played = {space: best for space in spaces if (best := self._sampled(space))}
+                strict = sorted(played, key=played.__getitem__)
+                near = sorted(played, key=lambda s: (max(0.0, played[s].excess - LATE), played[s].seconds))
+                spaces = list(dict.fromkeys((*strict[:KEPT], *near[:KEPT]))) or spaces[: 2 * KEPT]
+            self._spaces = tuple(spaces)
+        return list(self._spaces)
+
+    def _most_turns(self, space: Candidates) -> float:
+        """Return an upper bound on the turns/s: of the throughput, and of all agents at the lowest latency."""
+        turns_s = space.ceiling / self.problem.load.workload.output.mean
+        alone_s = space.quickest_s + self.meter.sample.mean_pause_s
+        return min(turns_s, self.meter.sample.sessions.agents / alone_s) if alone_s > 0 else turns_s
+
+    def _sampled(self, space: Candidates) -> Played | None:
+        """Return a space's best point among a few: all agents or a third, and four other values each.
+
+        Where none of them fits in memory, a tenth of the agents.
+        """
+        first, *others = space.variables
+        values = [[self._between(v.values, part) for part in (0.0, 0.25, 0.5, 1.0)] for v in others]
+        for parts in ((1, 3), (10,)):
+            counts = (-(-self._share(space) // part) - first.values[0] for part in parts)
+            batches = [min(max(0, place), len(first.values) - 1) for place in counts]
+            points = itertools.islice(itertools.product(batches, *values), SAMPLED)
+            if played := [lead.played for point in points if (lead := self._lead(space, point))]:
+                return min(played)
+        return None
+
+    @staticmethod
+    def _between(values: Sequence[int], part: float) -> int:
+        """Return the place of the value that is closest to a part of the way from the first to the last, by ratio."""
+        sought = values[0] ** (1 - part) * values[-1] ** part
+        return min(range(len(values)), key=lambda place: abs(math.log(values[place] / sought)))
 
 
 def _alike(searches: dict[str, AgentSearch], policy: str, other: str | None) -> bool:

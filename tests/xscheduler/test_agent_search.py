@@ -47,26 +47,30 @@ def work(sessions: int = 30, pause_s: float = 0.5) -> AgentWork:
     return AgentWork(tuple(rows), tuple(turns), tuple(pauses_s))
 
 
-def setting_of(own: AgentWork) -> Setting:
-    return Setting(MODEL, WHERE, Workload.from_requests("turns", own.requests), PROFILE, "bf16", ())
-
-
-def tuned(own: AgentWork, limits: Limits, policies: tuple[str, ...], agents: int = AGENTS):
+def tuned(own: AgentWork, limits: Limits, policies: tuple[str, ...], agents: int = AGENTS, where=WHERE):
+    profile = PROFILE if where is WHERE else roofline_profile(MODEL, where, overhead_s=2e-3)
+    setting = Setting(MODEL, where, Workload.from_requests("turns", own.requests), profile, "bf16", ())
     options = SearchOptions(BoundMeaning("requests", 99.0), None, None, policies, "bnb", 0.0)
-    return tune_agents(setting_of(own), own.sample(agents), limits, options)
+    return tune_agents(setting, own.sample(agents), limits, options)
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The searches of the last call."""
+    kept, within = [], AgentSearch.within
+    monkeypatch.setattr(AgentSearch, "within", lambda self, share: kept.append(self) or within(self, share))
+    return kept
 
 
 @pytest.mark.parametrize(
     ("policy", "seconds"), [("orca", range(12)), ("chunked", range(0, 60, 4)), ("rra", range(0, 12, 2))]
 )
 @pytest.mark.parametrize("limits", BOUNDS, ids=["free", "ttft", "latency"])
-def test_no_point_of_a_grid_serves_turns_more_than_one_percent_faster(monkeypatch, policy, seconds, limits):
+def test_no_point_of_a_grid_serves_turns_more_than_one_percent_faster(searches, policy, seconds, limits):
     """The grid has every batch up to the number of agents, with some values of the other variable."""
-    kept, own = [], work()
-    within = AgentSearch.within
-    monkeypatch.setattr(AgentSearch, "within", lambda self, share: kept.append(self) or within(self, share))
+    own = work()
     answer = tuned(own, limits, (policy,))
-    search = kept[0]
+    search = searches[0]
     assert search.replayed <= 1.5 * 120
     (space,), search.replays, played = spaces(policy, search.problem), 10**9, []
     for batch, other in itertools.product(range(AGENTS), seconds):
@@ -81,6 +85,24 @@ def test_no_point_of_a_grid_serves_turns_more_than_one_percent_faster(monkeypatc
     assert answer.tuned.estimate.throughput_seq_s >= (1 - 0.01) / seconds_of_a_turn or excess > 0
     meter = LoopMeter(PROFILE, own.sample(AGENTS), limits)
     assert meter.play(answer.tuned.schedule).excess == 0
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(ttft_s=0.4)], ids=["free", "ttft"])
+def test_no_layout_of_several_devices_serves_turns_faster_on_a_coarse_grid(searches, limits):
+    """Replicas, pipelines and tensor parallelism, each with four batches and three numbers of prompts."""
+    answer = tuned(work(), limits, ("orca",), 24, parse_cluster("4xA40"))
+    search, played = searches[0], []
+    layouts, search.replays = spaces("orca", search.problem), 10**9
+    for space in layouts:
+        share = search._share(space)
+        for batch, other in itertools.product({share, -(-share // 2), -(-share // 4), 2}, range(3)):
+            lead = search._lead(space, (batch - space.variables[0].values[0], other))
+            played += [(lead.played.excess, lead.played.seconds)] if lead else []
+    assert len(layouts) > 5 and len(played) > 40
+    excess, seconds = min(played)
+    assert answer.tuned.schedule is not None or excess > 0
+    if not excess:
+        assert answer.tuned.estimate.throughput_seq_s >= (1 - 0.01) / seconds
 
 
 def test_figures_are_those_of_the_python_lanes():
