@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from exegpt.api.library import simulate
+from exegpt.api.library import simulate, tune
 from xcore.errors import InputError
 
 ENGINE = ("simulate", "-m", "opt-1.3b", "-c", "1xA40", "--max-num-seqs", 8, "--prefix-caching", "--admission", "grow")
@@ -67,6 +67,9 @@ def test_python_refuses_what_the_command_does():
         with pytest.raises(InputError, match="must be at least 1"):
             simulate("opt-1.3b", "1xA40", "60/20", **where, **wrong)
     assert simulate("opt-1.3b", "1xA40", "60/20", **where, agents=2, tool_time=0.5).facts["agents"] == 2
+    found = tune("opt-1.3b", "1xA40", "60/20", agents=2, turns=3, tool_time=0.5, policy="orca")
+    turn_s = found.estimate.latency_mean_s + 0.5 * 2 / 3  # two of three turns have a tool before them
+    assert found.schedule.prefix_caching and found.estimate.throughput_seq_s == pytest.approx(2 / turn_s, rel=0.01)
 
 
 TUNE = ("tune", "-m", "opt-1.3b", "-c", "1xA40", "-w", "60/20", "--turns", 5, "--tool-time", "100ms")
