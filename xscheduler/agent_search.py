@@ -33,6 +33,7 @@ from xscheduler.search import Search
 from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import Setting
+from xscheduler.space import Point
 from xscheduler.spaces import twin
 from xscheduler.ties import TIE, preferred
 from xscheduler.tune import by_policy, check_asked, uncollected
@@ -81,7 +82,7 @@ def tune_agents(
     check_asked(options.policies, options.fixed, options.admission)
     started = time.perf_counter()
     with uncollected():
-        searches = _searches(setting, sample, limits, options)
+        searches = agent_searches(setting, sample, limits, options)
         twins = {p: t for p, s in searches.items() if (t := twin(p, s.problem)) in searches and _alike(searches, p, t)}
         own = [policy for policy in searches if policy not in twins]
         leads = _raced({policy: searches[policy] for policy in own}, progress)
@@ -94,7 +95,7 @@ def tune_agents(
     return _answer(searches, leads, sample, cost)
 
 
-def _searches(
+def agent_searches(
     setting: Setting, sample: AgentSample, limits: Limits, options: SearchOptions
 ) -> dict[str, "AgentSearch"]:
     """Return the search of each policy, on the engine that runs it."""
@@ -154,6 +155,10 @@ class AgentSearch(ListSearch):
         turns = len(self.meter.requests)
         self.replays = round(share * min(max(TURNS // turns, FEWEST), MOST))
         return self.best(None)
+
+    def replayed_at(self, space: Candidates, point: Point) -> ListLead | None:
+        """Return a point with its replay; None if it doesn't fit in memory."""
+        return self._lead(space, point)
 
     def _opened(self, members: Sequence[Candidates | CandidateFamily]) -> list[Candidates]:
         """Return the spaces of the finer grids: those with the best points in a few replays of promising spaces."""

@@ -49,7 +49,7 @@ def answer_agents(problem: TuneProblem) -> AgentAnswer:
     assert options.agents, "a closed loop has agents"
     if options.caches_prefixes:
         check_prefix_caching(None, setting.model, caching_option(options))
-    work, notes = _work(problem, options.agents)
+    work, notes = agent_work(problem, options.agents)
     limits = Limits(problem.bounds_s[0], ttft_s=search.ttft_s, tpot_s=search.tpot_s)
     sample = work.sample(options.agents)
     with output.progress(f"searching for {options.agents:,} agents") as progress:
@@ -73,7 +73,7 @@ def answer_agents(problem: TuneProblem) -> AgentAnswer:
     return AgentAnswer(best, most, export, drafting, (*notes, *_caching_notes(best)))
 
 
-def _work(problem: TuneProblem, agents: int) -> tuple[AgentWork, list[str]]:
+def agent_work(problem: TuneProblem, agents: int) -> tuple[AgentWork, list[str]]:
     """Return the sessions of the trace, or sessions drawn from the workload, with notes on them."""
     options, setting = problem.options, problem.settings[0]
     trace, longest = options.workload if form_of(options.workload or "") else None, setting.model.longest_request
