@@ -174,7 +174,7 @@ class AgentSearch(ListSearch):
         return list(self._spaces)
 
     def _most_turns(self, space: Candidates) -> float:
-        """Return an upper bound on the turns/s: of the throughput, and of all agents at the lowest latency."""
+        """Return about the most turns/s: at the highest throughput, and with all agents at the lowest latency."""
         turns_s = space.ceiling / self.problem.load.workload.output.mean
         alone_s = space.quickest_s + self.meter.sample.mean_pause_s
         return min(turns_s, self.meter.sample.sessions.agents / alone_s) if alone_s > 0 else turns_s
