@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -32,6 +33,25 @@ class Played:
     """Most KV blocks that one replica uses; 0: unknown."""
 
 
+class ReplayMeter(Protocol):
+    """Scores schedules by replays of the same requests."""
+
+    requests: Sequence[RequestLengths]
+    at_once: bool
+    """Whether all requests arrive at the start, and the cache may be as small as they need."""
+    fills_memory: bool
+    """Whether schedules use all of the memory for their cache, to keep prefixes."""
+
+    def is_fast(self, schedule: Schedule) -> bool:
+        """Return whether the compiled replay covers the schedule."""
+
+    def play(self, schedule: Schedule) -> Played:
+        """Replay the requests."""
+
+    def together(self, replicas: int) -> int:
+        """Return the most requests that one of several replicas has at a time."""
+
+
 @dataclass
 class ListMeter:
     """Replays one list of requests under schedules of one profile."""
@@ -42,6 +62,7 @@ class ListMeter:
     prompts: Sequence[Sequence[int]] | None = None
     """Tokens of the prompts, which show their common prefixes."""
     replays: int = 0
+    fills_memory: bool = False
 
     def __post_init__(self) -> None:
         self._replicas = Replicas(self.profile)
@@ -62,6 +83,10 @@ class ListMeter:
         served = [self._replicas.serve(schedule, requests, watch) for requests in parts]
         columns, seconds = _joined(parts, served)
         return self._played(schedule, columns, seconds, int(watch.used[1]))
+
+    def together(self, replicas: int) -> int:
+        """Return the number of requests of one replica."""
+        return -(-len(self.requests) // replicas)
 
     def replayed(self, schedule: Schedule) -> Replay:
         """Replay the list, and return the times of each request."""

@@ -30,7 +30,7 @@ from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xcore.specs.workload import RequestLengths, Workload
 from xscheduler.candidates import CandidateFamily, Candidates, Size
 from xscheduler.candidates import schedule as schedule_of
-from xscheduler.list_meter import ListMeter, Played
+from xscheduler.list_meter import ListMeter, Played, ReplayMeter
 from xscheduler.open_search import coarse, neighbours
 from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.settings import Setting
@@ -200,7 +200,7 @@ class ListSearch:
 
     policy: str
     problem: SearchProblem
-    meter: ListMeter
+    meter: ReplayMeter
     adapt: Callable[[Schedule], Schedule]
     replays: int
     """Number of replays that may follow."""
@@ -259,8 +259,8 @@ class ListSearch:
         return len(values) if most is None else max(1, min(bisect.bisect_left(values, most) + 1, len(values)))
 
     def _share(self, space: Candidates) -> int:
-        """Return the number of requests of one replica."""
-        return -(-len(self.meter.requests) // space.where.replicas)
+        """Return the most requests that one replica has at a time."""
+        return self.meter.together(space.where.replicas)
 
     def _even(self, space: Candidates) -> set[int]:
         """Return the indices of the batches that divide a replica's requests into equal parts."""
@@ -340,13 +340,16 @@ class ListSearch:
         tokens = control.of_kind("tokens") or self._tokens(prompts) + together
         room = space.where.replica.room((tokens, together))
         blocks = self._blocks
-        return Size(0.0, (0.0, 0.0), min(room, int(blocks[:together].sum())), share) if room >= blocks[0] else None
+        most = room if self.meter.fills_memory else int(blocks[:together].sum())
+        return Size(0.0, (0.0, 0.0), min(room, most), share) if room >= blocks[0] else None
 
     @functools.cached_property
     def _blocks(self) -> Integers:
         """The KV blocks of each request, falling."""
-        encoder_decoder = self.problem.load.encoder_decoder
-        needs = (-(-most_cached(r.input, r.output, encoder_decoder) // BLOCK_SIZE) for r in self.meter.requests)
+        load = self.problem.load
+        drafted = load.speculation.drafted if load.speculation else 0
+        tokens = (most_cached(r.input, r.output, load.encoder_decoder) + drafted for r in self.meter.requests)
+        needs = (-(-each // BLOCK_SIZE) for each in tokens)
         return np.array(sorted(needs, reverse=True))
 
     def _tokens(self, prompts: int) -> int:

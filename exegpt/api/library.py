@@ -7,7 +7,7 @@ from typing import Any
 
 from exegpt.api.simulate import simulate as predict
 from exegpt.api.tuning import read_problem, tune_bounds, tune_rate
-from exegpt.options.shared_options import PredictionOptions, SpeculationOptions
+from exegpt.options.shared_options import AgentOptions, PredictionOptions, SpeculationOptions
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.tune import TuneOptions
 from xcore.choices import check_choice
@@ -27,7 +27,10 @@ from xscheduler.tuned import Tuned
 Duration = float | str | None
 """Seconds, or a text like 250ms; None: no bound."""
 _PLANNING = (*PredictionOptions.__dataclass_fields__, "scale_to_context")
-_SETTING = (*_PLANNING, *SpeculationOptions.__dataclass_fields__, "columns", "device", "prefix_hit")
+_SETTING = (
+    *(*_PLANNING, *SpeculationOptions.__dataclass_fields__, "columns", "device", "prefix_hit"),
+    *AgentOptions.__dataclass_fields__,
+)
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,16 @@ def tune(
 
     At a `rate` in requests/s, find the schedule with the highest goodput instead. `fixed` holds control variables with
     fixed values. `setting` takes dtype, kv_dtype, memory_fraction, columns, scale_to_context, device, engine,
-    front_end, prefix_hit, and for speculative decoding draft_acceptance, num_speculative_tokens, draft_model and
-    draft_layers.
+    front_end, prefix_hit, for speculative decoding draft_acceptance, num_speculative_tokens, draft_model and
+    draft_layers, and for sessions in a closed loop agents, turns and tool_time.
 
     Example: `exegpt.tune("llama-3.1-8b", "1xH100-SXM", "2048/256", latency_bound=5.0).schedule`
 
     Raises InputError for input that the command refuses.
     """
     _check_names(setting, _SETTING, "tune")
+    if "tool_time" in setting:
+        setting["tool_time"] = _text(setting["tool_time"], "s")
     options = TuneOptions(
         model=model,
         cluster=cluster,
@@ -115,7 +120,11 @@ def tune(
         **setting,
     )
     problem = read_problem(options, workload if isinstance(workload, Workload) else None, fixed)
-    if problem.open_system:
+    if problem.options.agents:
+        from exegpt.api.agent_answer import answer_agents
+
+        tuned = answer_agents(problem).best.tuned
+    elif problem.open_system:
         rated = tune_rate(problem)[0].rated
         best = rated.sustained[rated.tuned.schedule.policy].goodput.low if rated.tuned.schedule else None
         tuned = replace(rated.tuned, rate_seq_s=rated.rate_seq_s, goodput_seq_s=best)

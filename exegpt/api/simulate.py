@@ -369,12 +369,14 @@ def _run(
             notes = (f"order: learned, with a simulated ranker whose Kendall's tau is {tau:g}",)
     how = choice.make(schedule, profile), hints
     if options.agents:
-        turns = AgentTurns.of(options, requests, labels)
+        turns = AgentTurns.of(options, requests, labels, options.replay)
         loop = replay_closed_loop(schedule, profile, requests, turns.sessions, *how)
         facts = loop_facts(loop, turns.sessions)
         text = full_load_text(facts)
         times = {"session": facts["sessions"]["completion"]}
-        return loop.replay, _Further((*notes, *turns.notes), {**facts}, times, (text,) if text else ())
+        return loop.replay, _Further(
+            (*notes, *turns.notes, *turns.pause_notes), {**facts}, times, (text,) if text else ()
+        )
     after = dependencies(labels)
     if any(after):
         _check_dependent(options)

@@ -53,7 +53,7 @@ def setting_on(
     drafts = drafts_of(options)
     if drafts is None:
         return setting
-    fixed = options.open_system and len(drafts.lengths) == 1
+    fixed = (options.open_system or options.agents) and len(drafts.lengths) == 1
     return replace(with_draft(setting, drafts.draft), speculation=drafts.at(drafts.only) if fixed else None)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from exegpt.api.agent_turns import check_agent_search
 from exegpt.api.prefill_decode_offer import PrefillDecodeOffer, check_disaggregated, prefill_decode_offer
 from exegpt.api.reports import write_search_report
 from exegpt.api.tune_settings import caching_option, check_devices, drafts_of, setting_on, settings_of_kinds, target_of
@@ -138,6 +139,7 @@ def read_problem(
         workload: The workload, instead of the options'.
         fixed: Control variables with fixed values, in addition to the options'.
     """
+    check_agent_search(options)
     check_output(options.out)
     check_output(options.report)
     check_output(options.export_out)
@@ -146,7 +148,7 @@ def read_problem(
         clusters = [part.strip() for part in options.cluster.split(",")]
     inputs = (options.workload, *profile_files(options.profile), options.price, options.load_curve, *clusters)
     check_distinct((options.out, options.report, options.export_out), inputs)
-    if options.latency_bound is None and options.ttft is None and options.tpot is None:
+    if all(bound is None for bound in (options.latency_bound, options.ttft, options.tpot, options.agents)):
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
     bounds_s = tuple(parse_duration(part) for part in (options.latency_bound or "inf").split(","))
     search = _search_options(options, options.fixed | dict(fixed or {}))
@@ -199,15 +201,16 @@ def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOption
     ttft_s, tpot_s = (parse_duration(text) if text else None for text in (options.ttft, options.tpot))
     policies = policy_names(options.policy)
     uncompiled = [name for name in policies if TRAITS[name].compiled is None]
-    if options.open_system and uncompiled:
+    if (options.open_system or options.agents) and uncompiled:
+        which = "--agents" if options.agents else "--rate"
         raise InputError(
-            f"A rate needs policies with a compiled replay, and '{uncompiled[0]}' has none: leave it out of --policy, "
-            "or replay its schedule with `exegpt simulate --rate`."
+            f"{which} needs policies with a compiled replay, and '{uncompiled[0]}' has none: leave it out of --policy, "
+            f"or replay its schedule with `exegpt simulate {which}`."
         )
-    if options.prefix_caching and not options.open_system and not options.prefix_hit:
+    if options.prefix_caching and not (options.open_system or options.agents or options.prefix_hit):
         raise InputError(
-            "--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s, or pass the share of "
-            "the prompts that is found, like --prefix-hit 0.6."
+            "--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s, or --agents 200, or "
+            "pass the share of the prompts that is found, like --prefix-hit 0.6."
         )
     if options.caches_prefixes:
         policies = with_prefixes(policies, options.policy, caching_option(options))

@@ -33,6 +33,11 @@ def tune(options: TuneOptions) -> int:
 
     Example: exegpt tune --ttft 1s --rate 5/s --workload trace.jsonl --admission grow --prefix-caching
 
+    With --agents, each of so many sessions sends its next turn when the last one has ended, after its tool's time. The
+    answer is the schedule of the highest turn throughput, and the most agents that keep the bounds with it.
+
+    Example: exegpt tune --agents 200 --turns 8 --tool-time 2s --ttft 10s --model llama-3.1-8b --cluster 1xH100-SXM
+
     With --export, the answer ends with what starts another engine.
 
     Example: exegpt tune --ttft 1s --model llama-3.1-8b --cluster 8xH100-SXM --export sglang --export-as kubernetes
@@ -43,6 +48,10 @@ def tune(options: TuneOptions) -> int:
 
     set_threads(options.threads)
     problem = read_problem(options)
+    if options.agents:
+        from exegpt.cli import agent_output
+
+        return agent_output.answer(problem)
     if options.devices:
         from exegpt.cli import device_answer
 

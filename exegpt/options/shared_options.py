@@ -190,6 +190,27 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """Sessions in a closed loop."""
+
+    agents: int | None = option(
+        None,
+        "A closed loop: so many sessions at a time, each of whose turns begins when the last one has ended. Sessions "
+        "are those of the trace (session_id, conversation_id, chat_id, run), or drawn.",
+        min=1,
+        max=100_000,
+    )
+    turns: int | None = option(
+        None, "With --agents: the turns of a drawn session, whose prompts grow. Default: 1.", min=1, max=1000
+    )
+    tool_time: str | None = option(
+        None,
+        "With --agents: the time from the end of a turn to the next, like 2s, where the trace has no after_s. "
+        "Default: 0.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
     """The device and the threads of a run on this machine."""
 

@@ -53,6 +53,7 @@ class SimulateOptions(
     shared_options.PrefixHitOptions,
     shared_options.PredictionOptions,
     shared_options.SpeculationOptions,
+    shared_options.AgentOptions,
     PlanSimulationOptions,
 ):
     """A schedule's file, or a model on a cluster with an engine's settings; None: not passed."""
@@ -62,21 +63,6 @@ class SimulateOptions(
         None, "A launch command of vLLM, SGLang or TensorRT-LLM, whose settings are simulated: 'vllm serve M …'."
     )
     rate: str | None = shared_options.RATE
-    agents: int | None = option(
-        None,
-        "A closed loop: so many sessions at a time, each of whose turns begins when the last one has ended. Sessions "
-        "are those of --replay (session_id, conversation_id, chat_id, run), or drawn.",
-        min=1,
-        max=100_000,
-    )
-    turns: int | None = option(
-        None, "With --agents: the turns of a drawn session, whose prompts grow. Default: 1.", min=1, max=1000
-    )
-    tool_time: str | None = option(
-        None,
-        "With --agents: the time from the end of a turn to the next, like 2s, where the trace has no after_s. "
-        "Default: 0.",
-    )
     seed: int = shared_options.SEED
     out: Path | None = option(None, "Write each replayed request's times to this file, as JSON lines.", "-o")
     order: str | None = shared_options.ORDER

@@ -14,7 +14,7 @@ class BoundOptions:
     latency_bound: str | None = option(
         None,
         shared_options.LATENCY_BOUND_HELP
-        + " Several bounds, separated by commas, give the frontier. Default with --ttft or --tpot: inf.",
+        + " Several bounds, separated by commas, give the frontier. Default with --ttft, --tpot or --agents: inf.",
         "-l",
     )
     bound: str = option(
@@ -37,9 +37,9 @@ class SearchMethodOptions:
     admission: str = option("reserve", shared_options.ADMISSION_HELP + " auto: the better of both.")
     prefix_caching: bool = option(
         False,
-        "With --rate: reuse KV blocks of prompts that begin with the same tokens (orca, chunked). The trace's "
-        "columns say which do: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id, conversation_id, "
-        "chat_id.",
+        "With --rate or --agents: reuse KV blocks of prompts that begin with the same tokens (orca, chunked). The "
+        "trace's columns say which do: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id, "
+        "conversation_id, chat_id. With --agents, these policies always do; this leaves out the others.",
     )
     device: str | None = shared_options.DEVICE
     threads: int | None = shared_options.THREADS
@@ -124,6 +124,7 @@ class TuneOptions(
     shared_options.PredictionOptions,
     shared_options.SpeculationOptions,
     shared_options.TraceOptions,
+    shared_options.AgentOptions,
     ArrivalOptions,
     AnswerOptions,
     shared_options.PluginOptions,

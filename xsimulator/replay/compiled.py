@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from xcore.arrays import Array
+from xcore.arrays import Array, Places
 from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.compiled_parts import EVENT_LOOP, is_there
@@ -23,6 +23,7 @@ from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost
 from xsimulator.replay import python_loop
+from xsimulator.replay.following_turns import Agents, FollowingTurns
 from xsimulator.replay.replica import decides_ahead
 from xsimulator.replay.watch import Watch
 
@@ -53,6 +54,8 @@ class RequestArrays:
     """Iterations that give each output, with speculation; None: they are drawn."""
     received: Array | None = None
     """Tokens of each prompt whose keys and values come with it, from an engine that has prefilled it; None: none."""
+    turns: FollowingTurns | None = None
+    """The sessions of a closed loop: most requests then arrive after others, and `arrivals` has the first ones."""
 
 
 def steps_of(outputs: Array, speculation: Speculation) -> Array:
@@ -78,6 +81,7 @@ def dealt(
 class EventTimes:
     """Event times of requests, arrays [n] in seconds."""
 
+    arrived: Array
     started: Array
     first: Array
     finished: Array
@@ -113,18 +117,19 @@ class Replicas:
             InputError: The KV cache cannot hold one of the requests.
         """
         assert requests.received is None or not schedule.prefix_caching, "received prompts share no prefixes"
+        assert requests.turns is None or watch is None or np.isinf(watch.limits).all(), "turns have no early end"
         replica_cost = self._replica_cost(schedule)
         _check_blocks(schedule, requests, replica_cost.encoder_decoder)
         watch = watch or Watch.nothing()
         front_end = self._profile.front_end_s * np.array([1.0, 0.0, 1.0])
-        figures, busy = np.full((len(requests.arrivals), 6), np.nan), np.zeros(len(schedule.stages))
+        figures, busy = np.full((len(requests.arrivals), 7), np.nan), np.zeros(len(schedule.stages))
         inside = replace(watch, limits=watch.limits - front_end)  # of the engine; what it counts is `watch`'s
         run = self._run_compiled if COMPILED else self._run_in_python
         seconds = run(schedule, replica_cost, requests, inside, figures, busy)
         if seconds is None:
             return None
-        started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
-        times = started, first + front_end[0], finished + front_end[2]
+        arrived, started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
+        times = arrived, started, first + front_end[0], finished + front_end[2]
         return EventTimes(*times, busy, hits, reused, preemptions, seconds)
 
     def _run_compiled(
@@ -158,6 +163,7 @@ class Replicas:
             prefixes.shared,
             warm,
             _received(requests),
+            *_turns(requests),
             figures,
             busy,
         )
@@ -180,7 +186,9 @@ class Replicas:
         warm = _warm(schedule, requests).astype(int).tolist()
         steps = self._steps(schedule.speculation, requests).astype(int).tolist() if schedule.speculation else None
         received, texts = _received(requests).astype(int).tolist(), python_loop.SharedTexts(prefixes, warm)
-        return python_loop.run(schedule, replica_cost, rows, flags, steps, received, texts, watch, figures, busy)
+        agents = Agents(requests.turns, self._profile.front_end_s) if requests.turns else None
+        given = rows, flags, steps, received, texts, agents
+        return python_loop.run(schedule, replica_cost, *given, watch, figures, busy)
 
     def _steps(self, speculation: Speculation | None, requests: RequestArrays) -> Array:
         """Return the iterations that give each output; they are drawn once for the same array of outputs."""
@@ -241,6 +249,12 @@ def _received(requests: RequestArrays) -> Array:
     return np.zeros(0) if requests.received is None else requests.received
 
 
+def _turns(requests: RequestArrays) -> tuple[Array, Places, Places]:
+    if requests.turns is None:
+        return np.zeros(0), np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp)
+    return requests.turns.pauses, requests.turns.next, requests.turns.sessions
+
+
 def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: bool) -> None:
     tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder) + drafted_of(schedule)
     longest = int(tokens.argmax())
@@ -268,14 +282,15 @@ def _check_compiled(schedule: Schedule) -> int:
     return policy
 
 
-def _settings(schedule: Schedule, replica_cost: ReplicaCost, keeps: bool = True) -> Array:
+def _settings(schedule: Schedule, replica_cost: ReplicaCost, keeps: bool) -> Array:
     policy = _check_compiled(schedule)
     control = schedule.control
     cache = schedule.admission == "grow", schedule.prefix_caching and keeps, shares_in_step(schedule)
     ahead = decides_ahead(schedule, replica_cost)
     sizes = schedule.kv_blocks, schedule.block_size
     numbers = (policy, control.batch, control.limit, *sizes, replica_cost.encoder_decoder, *cache, ahead)
-    return np.array([*numbers, drafted_of(schedule), *_adjustment(schedule)], dtype=np.float64)
+    front_end_s = replica_cost.cost_model.profile.front_end_s
+    return np.array([*numbers, drafted_of(schedule), *_adjustment(schedule), front_end_s], dtype=np.float64)
 
 
 def _adjustment(schedule: Schedule) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.event_queue import events
 from xsimulator.replay.event_simulator import Replay, busy_by_rank, drawn_steps, replay_of
+from xsimulator.replay.following_turns import DependentArrival
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
 
@@ -27,14 +28,6 @@ class After(NamedTuple):
     """Index of the request that ends before it."""
     seconds: float
     """Seconds from that end to its arrival."""
-
-
-class DependentArrival(NamedTuple):
-    """A request that arrives."""
-
-    request: int
-    """Its index."""
-    arrival_s: float
 
 
 class ArrivalSource(Protocol):

@@ -134,7 +134,7 @@ static void admit_chosen(Adjustment *a, Ledger *l, Step *step, double now) {
     Py_ssize_t candidates = 0, last = -1;
     arrive(l, now);
     for (Py_ssize_t i = l->admitted; i < l->arrived && candidates < a->peeked; i++)
-        if (l->requests[i].status == WAITING) a->candidates[candidates++] = i;
+        if (l->requests[l->queue[i]].status == WAITING) a->candidates[candidates++] = l->queue[i];
     if (!candidates) return;
     choose(a, l, candidates);
     for (Py_ssize_t i = 0; i < a->chosen_count; i++) {

@@ -33,9 +33,19 @@ typedef struct {
     const Py_ssize_t *parents, *shared; /* by request of the whole list: another one or -1, and tokens shared with it */
 } Prefixes;
 
-/* A decoding sequence, and the iteration of its last token. */
+/* A closed loop (following_turns.py): agents run sessions, each of whose turns arrives after the end of the last one. */
 typedef struct {
-    int64_t iteration;
+    const Py_ssize_t *next;     /* [requests]: the next turn of the session, or -1; NULL: arrivals are known */
+    const double *pauses;       /* [requests]: seconds from the end before a turn to its arrival */
+    const Py_ssize_t *sessions; /* first turns, in the order in which agents begin them */
+    Py_ssize_t count, begun;
+    double front_end;           /* seconds from a turn's end in the engine to its end for the agent */
+    double soonest;             /* when the first of the turns that follow the latest step arrives */
+} Turns;
+
+/* A decoding sequence, the iteration of its last token, and how many joined before it. */
+typedef struct {
+    int64_t iteration, joined;
     Py_ssize_t sequence;
 } Last;
 
@@ -46,7 +56,7 @@ typedef struct { double decodes, cached, growth; } Group;
  * the same time for any number of them. */
 typedef struct {
     int on;
-    int64_t iteration;
+    int64_t iteration, joined;
     Last *heap; /* [decodings]: the earliest first */
     Group *groups;
     Py_ssize_t group_count;
@@ -54,13 +64,15 @@ typedef struct {
 
 typedef struct {
     Request *requests;
-    Py_ssize_t count, admitted, arrived, iterations, encodings, decodings, finishes;
+    Py_ssize_t count, admitted, arrived, known, iterations, encodings, decodings, finishes;
     Py_ssize_t *encoding, *decoding, *finished; /* sequences, [count] each */
+    Py_ssize_t *queue; /* by arrival, [count]: `admitted` at least are no longer new, `arrived` have arrived, `known` will */
     Py_ssize_t *preempted, preemptions;         /* waiting again; the next one to return is the last */
     Py_ssize_t *victims, victim_count;          /* preempted by the latest decision */
     Py_ssize_t *leaving, leavings;              /* finished in the latest step, their slots and blocks not free yet */
     Pool pool;
     Prefixes prefixes;
+    Turns turns;
     Sums sums;
     int early_termination, encoder_decoder, grows, caches, shares_in_step, lingering, out_of_memory;
     Py_ssize_t drafted; /* draft tokens for which each sequence has blocks */
@@ -81,21 +93,46 @@ static int idle(const Ledger *l) {
 
 static Py_ssize_t residents(const Ledger *l) { return l->encodings + l->decodings + l->leavings; }
 
+/* Return whether a request comes before another one in the queue (fcfs.py). */
+static int is_before(const Ledger *l, Py_ssize_t sequence, Py_ssize_t other) {
+    double arrival = l->requests[sequence].arrival, others = l->requests[other].arrival;
+    return arrival < others || (arrival == others && sequence < other);
+}
+
+/* Put a request whose arrival is known into the queue. */
+static void put(Ledger *l, Py_ssize_t sequence) {
+    Py_ssize_t place = l->known++;
+    for (; place > l->admitted && is_before(l, sequence, l->queue[place - 1]); place--) l->queue[place] = l->queue[place - 1];
+    l->queue[place] = sequence;
+    l->arrived += place < l->arrived;
+}
+
+/* Put the agent's next turn into the queue, after one of its turns has ended. */
+static void follow_turn(Ledger *l, Py_ssize_t sequence) {
+    Turns *t = &l->turns;
+    Py_ssize_t next = t->next[sequence];
+    if (next < 0 && t->begun < t->count) next = t->sessions[t->begun++];
+    if (next < 0 || l->requests[next].arrival != INFINITY || l->known >= l->count) return;
+    double arrival = l->requests[next].arrival = l->requests[sequence].finish + t->front_end + t->pauses[next];
+    if (arrival < t->soonest) t->soonest = arrival;
+    put(l, next);
+}
+
 static void arrive(Ledger *l, double now) {
-    while (l->arrived < l->count && l->requests[l->arrived].arrival <= now) l->arrived++;
+    while (l->arrived < l->known && l->requests[l->queue[l->arrived]].arrival <= now) l->arrived++;
 }
 
 /* Return the first waiting request; negative if none has arrived. Preempted requests come before all that never ran. */
 static Py_ssize_t first_waiting(Ledger *l, double now) {
     arrive(l, now);
     if (l->preemptions) return l->preempted[l->preemptions - 1];
-    return l->admitted < l->arrived ? l->admitted : -1;
+    return l->admitted < l->arrived ? l->queue[l->admitted] : -1;
 }
 
 /* Return when the next request arrives, or the last token of the first preempted one. */
 static double next_arrival(Ledger *l, double now) {
     arrive(l, now);
-    double next = l->arrived < l->count ? l->requests[l->arrived].arrival : INFINITY;
+    double next = l->arrived < l->known ? l->requests[l->queue[l->arrived]].arrival : INFINITY;
     if (l->preemptions) {
         double ready = l->requests[l->preempted[l->preemptions - 1]].ready;
         if (ready > now && ready < next) next = ready;
@@ -134,7 +171,8 @@ static int find_keys(Ledger *l, Request *r) {
 }
 
 /* Publish the full blocks of a resident's first tokens. */
-static void publish(Ledger *l, Request *r, Py_ssize_t tokens) {
+static inline void publish(Ledger *l, Request *r, Py_ssize_t tokens) {
+    if (tokens < (r->published + 1) * l->pool.size) return; /* a division is slow */
     Py_ssize_t full = tokens / l->pool.size, keys = (r->input + r->tokens) / l->pool.size;
     if (full > keys) full = keys;
     for (; r->published < full; r->published++)
@@ -204,7 +242,7 @@ static Py_ssize_t admit_request(Ledger *l, Py_ssize_t sequence, Py_ssize_t chunk
     allocate_blocks(l, r, blocks - found);
     if (r->status == PREEMPTED) l->preemptions--;
     r->status = PREFILL;
-    while (l->admitted < l->count && l->requests[l->admitted].status != WAITING) l->admitted++;
+    while (l->admitted < l->known && l->requests[l->queue[l->admitted]].status != WAITING) l->admitted++;
     l->encoding[l->encodings++] = sequence;
     if (l->caches && l->shares_in_step) publish(l, r, r->cached + prefilled);
     return sequence;
@@ -244,13 +282,18 @@ static inline Group *group_of(const Ledger *l, Py_ssize_t sequence) {
     return &l->sums.groups[l->sums.group_count == 1 ? 0 : sequence % l->sums.group_count]; /* a division is slow */
 }
 
+/* Return whether one sequence ends before another, or in the same iteration and has joined before it. */
+static inline int ends_before(const Last *a, const Last *b) {
+    return a->iteration < b->iteration || (a->iteration == b->iteration && a->joined < b->joined);
+}
+
 /* Start to decode a sequence whose prompt is done. */
 static void join(Ledger *l, Py_ssize_t sequence) {
     Request *r = &l->requests[sequence];
     Group *group = group_of(l, sequence);
-    Last *heap = l->sums.heap, last = {l->sums.iteration + r->output - r->generated, sequence};
+    Last *heap = l->sums.heap, last = {l->sums.iteration + r->output - r->generated, l->sums.joined++, sequence};
     Py_ssize_t place = l->decodings++;
-    for (; place && heap[(place - 1) / 2].iteration > last.iteration; place = (place - 1) / 2)
+    for (; place && ends_before(&last, &heap[(place - 1) / 2]); place = (place - 1) / 2)
         heap[place] = heap[(place - 1) / 2];
     heap[place] = last;
     group->decodes += 1.0, group->cached += context_of(r), group->growth += r->growth;
@@ -262,8 +305,8 @@ static Py_ssize_t leave(Ledger *l) {
     Py_ssize_t sequence = heap[0].sequence, count = --l->decodings, place = 0, child;
     Last last = heap[count];
     for (; (child = 2 * place + 1) < count; place = child) {
-        if (child + 1 < count && heap[child + 1].iteration < heap[child].iteration) child++;
-        if (heap[child].iteration >= last.iteration) break;
+        if (child + 1 < count && ends_before(&heap[child + 1], &heap[child])) child++;
+        if (ends_before(&last, &heap[child])) break;
         heap[place] = heap[child];
     }
     heap[place] = last;
@@ -345,7 +388,7 @@ static void preempt(Ledger *l, Py_ssize_t sequence) {
     r->preemptions++;
     if (!l->early_termination) release(l);
     Py_ssize_t place = l->preemptions++;
-    for (; place > 0 && l->preempted[place - 1] < sequence; place--) l->preempted[place] = l->preempted[place - 1];
+    for (; place > 0 && is_before(l, l->preempted[place - 1], sequence); place--) l->preempted[place] = l->preempted[place - 1];
     l->preempted[place] = sequence;
     l->victims[l->victim_count++] = sequence;
 }

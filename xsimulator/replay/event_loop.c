@@ -22,6 +22,7 @@ static void start(Ledger *l, const Pipeline *p, const Step *step, double now) {
 
 static void book(Ledger *l, const Pipeline *p, const Step *step, Py_ssize_t iterations) {
     advance(l, step, iterations);
+    l->turns.soonest = INFINITY;
     for (Py_ssize_t i = 0; i < step->encodes; i++) {
         Request *r = &l->requests[step->chunks[i].sequence];
         if (r->generated && isnan(r->first)) r->first = step->chunks[i].out;
@@ -35,6 +36,7 @@ static void book(Ledger *l, const Pipeline *p, const Step *step, Py_ssize_t iter
     for (Py_ssize_t i = 0; i < l->finishes; i++) {
         Request *r = &l->requests[l->finished[i]];
         if (isnan(r->finish)) r->finish = p->token[micro_batch(p, l->finished[i])];
+        if (l->turns.next) follow_turn(l, l->finished[i]);
     }
 }
 
@@ -154,6 +156,10 @@ static End disaggregated(Policy *policy, Ledger *l, Pipeline *encode, Pipeline *
             ran = 0;
             if (l->finishes && waits) encode_at = now;
             if (broken(watch, l, now)) return BROKEN;
+            if (waits && l->turns.soonest < now) { /* after a micro-batch that ended before the others */
+                encode_at = l->turns.soonest;
+                continue;
+            }
         }
         if (encode_at <= now) {
             prompts->encodes = prompts->decodes = 0;
@@ -257,12 +263,12 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
 
 /* An argument's place in `run`. */
 enum { ARRIVALS, INPUTS, OUTPUTS, STEPS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, AT_MOST, PLACES, PARENTS, SHARED, WARM,
-       RECEIVED, TIMES, BUSY, ARRAYS };
+       RECEIVED, PAUSES, NEXT, SESSIONS, TIMES, BUSY, ARRAYS };
 /* And a setting's. */
 enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACHES, SHARES_IN_STEP, AHEAD,
-       DRAFTED, SHARE, TOKENS, WEIGHT, LEVEL, FOLLOWS, SETTINGS_COUNT };
+       DRAFTED, SHARE, TOKENS, WEIGHT, LEVEL, FOLLOWS, FRONT_END, SETTINGS_COUNT };
 /* Figures of a request in `times`. */
-enum { STARTED, FIRST, FINISH, HIT, REUSED, PREEMPTIONS, FIGURES };
+enum { ARRIVED, STARTED, FIRST, FINISH, HIT, REUSED, PREEMPTIONS, FIGURES };
 
 /* Create the pool of a ledger whose requests may hold up to `touched` different blocks. It keeps nothing about blocks
  * that no sequence can ever touch. */
@@ -310,6 +316,15 @@ static Adjustment adjustment(Memory *m, const double *settings, Py_ssize_t reque
     return a;
 }
 
+/* The turns of a closed loop, the first of which are known: those that arrive in finite time. */
+static Turns turns(const Py_buffer *views, const Ledger *l) {
+    Turns t = {.count = size_of(&views[SESSIONS]), .front_end = ((const double *)views[SETTINGS].buf)[FRONT_END]};
+    if (!size_of(&views[NEXT])) return t;
+    t.next = views[NEXT].buf, t.pauses = views[PAUSES].buf, t.sessions = views[SESSIONS].buf;
+    while (t.begun < t.count && l->requests[t.sessions[t.begun]].arrival < INFINITY) t.begun++;
+    return t;
+}
+
 static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) {
     const double *arrival = views[ARRIVALS].buf, *input = views[INPUTS].buf, *output = views[OUTPUTS].buf;
     const double *flags = views[FLAGS].buf, *steps = views[STEPS].buf;
@@ -332,6 +347,7 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     l.preempted = allocate(m, count, sizeof(Py_ssize_t));
     l.victims = allocate(m, count, sizeof(Py_ssize_t));
     l.leaving = allocate(m, count, sizeof(Py_ssize_t));
+    l.queue = allocate(m, count, sizeof(Py_ssize_t));
     l.lingering = settings[AHEAD] != 0.0;
     l.pool = (Pool){.size = (Py_ssize_t)settings[BLOCK_SIZE]};
     for (Py_ssize_t i = 0; !m->failed && i < count; i++) {
@@ -342,7 +358,9 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
                                   .place = l.caches ? places[i] : 0, .warm = warm ? (int32_t)warm[i] : 0,
                                   .received = received ? (int32_t)received[i] : 0};
         if (l.caches) touched += most_blocks(&l, &l.requests[i]); /* a division is slow */
+        if (arrival[i] < INFINITY) put(&l, i);
     }
+    if (!m->failed) l.turns = turns(views, &l);
     l.pool = pool(m, settings, touched);
     return l;
 }
@@ -351,12 +369,20 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
 static void report(Ledger *l, double *figures) {
     for (Py_ssize_t i = 0; i < l->count; i++, figures += FIGURES) {
         Request *r = &l->requests[i];
-        figures[STARTED] = r->started, figures[FIRST] = r->first, figures[FINISH] = r->finish;
+        figures[ARRIVED] = r->arrival, figures[STARTED] = r->started, figures[FIRST] = r->first, figures[FINISH] = r->finish;
         figures[HIT] = (double)r->hit, figures[REUSED] = (double)r->reused;
         figures[PREEMPTIONS] = (double)r->preemptions;
         free(r->keys);
         free(r->blocks);
     }
+}
+
+/* Return whether all of an array's indices are from `least` to below `count`. */
+static int within(const Py_buffer *view, Py_ssize_t least, Py_ssize_t count) {
+    const Py_ssize_t *indices = view->buf;
+    for (Py_ssize_t i = 0; i < size_of(view); i++)
+        if (indices[i] < least || indices[i] >= count) return 0;
+    return 1;
 }
 
 /* Return whether the arrays' sizes fit together, and prefixes name existing requests. */
@@ -368,10 +394,12 @@ static int sizes_fit(const Py_buffer *views) {
         if (size_of(&views[a]) != count) return 0;
     for (int a = LIMITS; a <= MISSED; a++)
         if (size_of(&views[a]) != BOUNDS) return 0;
-    for (int a = WARM; a <= RECEIVED; a++)
+    for (int a = WARM; a <= NEXT; a++)
         if (size_of(&views[a]) && size_of(&views[a]) != count) return 0;
     if (size_of(&views[AT_MOST]) != USED) return 0;
     if (size_of(&views[TIMES]) != FIGURES * count || size_of(&views[SHARED]) != known) return 0;
+    if (!within(&views[NEXT], -1, count) || !within(&views[SESSIONS], 0, count)) return 0;
+    if (size_of(&views[NEXT]) != size_of(&views[PAUSES])) return 0;
     if (settings[CACHES] == 0.0) return 1;
     const Py_ssize_t *places = views[PLACES].buf, *parents = views[PARENTS].buf;
     if (size_of(&views[PLACES]) != count) return 0;
@@ -392,7 +420,7 @@ static End follow_requests(Policy *policy, Ledger *l, Pipeline *sides, Grid *tra
 
 static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[ARRAYS];
-    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrrwwiiirrww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrrwwiiirrriiww", views)) return NULL;
     const double *settings = views[SETTINGS].buf;
     Memory memory = {.count = 0};
     Reader packed = {views[SIDES].buf, (const double *)views[SIDES].buf + size_of(&views[SIDES]), 0};

@@ -170,8 +170,8 @@ static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double
             double fewer = ceil(2.0 * larger(wait, 0.0) / (b + root) - 1e-9) + p->ahead;
             count = larger(1.0, fewer < count ? fewer : count);
         }
+        last = at + (count - 1.0) * first + longer * (count - 1.0) * (count - 2.0) / 2.0; /* exact for one iteration */
         at += count * first + longer * count * (count - 1.0) / 2.0;
-        last = at - first - longer * (count - 1.0);
         if (!ran) p->seconds[0] = first;
         ran += (Py_ssize_t)count;
     }

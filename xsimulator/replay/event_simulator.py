@@ -27,7 +27,7 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.cells import Pipeline
-from xsimulator.replay.compiled import Replicas, dealt, is_compiled, steps_of
+from xsimulator.replay.compiled import Replicas, RequestArrays, dealt, is_compiled, steps_of
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
@@ -86,7 +86,7 @@ def replay(
     special = timeline or step_by_step or lanes or caps or type(order) is not FCFS
     steps = drawn_steps(schedule, requests)
     if not special and is_compiled(schedule) and in_turn(schedule, requests):
-        return _replay_compiled(schedule, profile, requests, prefixes, steps)
+        return replay_parts(schedule, profile, requests, dealt(requests, schedule.replicas, prefixes, steps))
     most = caps or [request.output for request in requests]
     replica_cost = ReplicaCost.of(schedule, profile)
     micro_batching = micro_batching_of(schedule)
@@ -137,23 +137,22 @@ def _prefixes(
     return Prefixes.of_texts(prompts, schedule.block_size)
 
 
-def _replay_compiled(
+def replay_parts(
     schedule: Schedule,
     profile: Profile,
     requests: Items[RequestLengths],
-    prefixes: Prefixes | None,
-    steps: Array | None,
+    parts: Iterable[tuple[Items[int], RequestArrays]],
 ) -> Replay:
-    """Replay with the compiled event loop."""
+    """Replay each replica's part of the requests with the compiled event loop; a part has its indices in the list."""
     replicas, served, busy = Replicas(profile), [], list[float]()
     seconds = preemptions = reused = 0.0
-    for places, own in dealt(requests, schedule.replicas, prefixes, steps):
+    for places, own in parts:
         times = replicas.serve(schedule, own)
         assert times is not None, "nothing is watched"
-        figures = (times.started, times.first, times.finished)
+        figures = (times.arrived, times.started, times.first, times.finished)
         counts = (times.hits.astype(int), times.preemptions.astype(int))
         for i, *own_figures in zip(places, *(column.tolist() for column in (*figures, *counts)), strict=True):
-            served.append(RequestTimes(i, requests[i].input, requests[i].output, requests[i].arrival_s, *own_figures))
+            served.append(RequestTimes(i, requests[i].input, requests[i].output, *own_figures))
         busy += [float(b) for b, stage in zip(times.busy, schedule.stages, strict=True) for _ in stage.devices]
         seconds = max(seconds, times.seconds)
         preemptions += times.preemptions.sum()

@@ -18,6 +18,7 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.event_queue import events
+from xsimulator.replay.following_turns import Agents
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica
 from xsimulator.replay.watch import Watch
@@ -88,6 +89,7 @@ def run(
     steps: list[int] | None,
     received: list[int],
     texts: SharedTexts,
+    agents: Agents | None,
     watch: Watch,
     figures: Array,
     busy: Array,
@@ -99,14 +101,19 @@ def run(
     policy = _Noting(make_policy(schedule), watch.used, schedule.traits.mixed)
     replica = Replica(schedule, replica_cost, record, micro_batching, 0, fcfs, policy=policy)
     sequences = [Sequence(i, one.input, one.output, one.arrival_s, one.output) for i, one in enumerate(requests)]
-    prefixes, warm = texts.prefixes, texts.warm
-    for i, sequence in enumerate(sequences):
-        tokens = sequence.input_tokens + sequence.ends
+    prefixes, warm, seen = texts.prefixes, texts.warm, 0
+
+    def submit(i: int, arrival_s: float) -> None:
+        sequence = sequences[i]
+        sequence.arrival_s, tokens = arrival_s, sequence.input_tokens + sequence.ends
         if steps is not None:
             sequence.speculate(steps[i])
         if received:
             sequence.received = received[i]
         replica.submit(sequence, prefixes.keys(i, tokens, size) if prefixes else None)
+
+    for i, arrival_s in agents.begin() if agents else enumerate(one.arrival_s for one in requests):
+        submit(i, arrival_s)
     if prefixes and warm:
         longest = int(np.argmax(warm))
         _keep(replica.ledger, prefixes.keys(longest, warm[longest], size)[: warm[longest] // size])
@@ -114,9 +121,14 @@ def run(
     for now in events([replica]):
         if missed.broken(now):
             return None
+        for ended in record.served[seen:] if agents else ():
+            for arrival in agents.after(ended) if agents else ():
+                submit(*arrival)
+        seen = len(record.served)
     for one in record.served:
         own = sequences[one.index]
-        figures[one.index] = one.start_s, one.first_token_s, one.finish_s, own.hit, own.reused, own.preemptions
+        times = one.arrival_s, one.start_s, one.first_token_s, one.finish_s
+        figures[one.index] = *times, own.hit, own.reused, own.preemptions
     sides = replica.sides.values()
     worked = {stage.devices: s for side in sides for stage, s in zip(side.stages, side.busy, strict=True)}
     busy[:] = [worked[stage.devices] for stage in schedule.stages]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from exegpt.api.library import simulate
+from exegpt.api.library import simulate, tune
 from xcore.errors import InputError
 
 ENGINE = ("simulate", "-m", "opt-1.3b", "-c", "1xA40", "--max-num-seqs", 8, "--prefix-caching", "--admission", "grow")
@@ -67,3 +67,60 @@ def test_python_refuses_what_the_command_does():
         with pytest.raises(InputError, match="must be at least 1"):
             simulate("opt-1.3b", "1xA40", "60/20", **where, **wrong)
     assert simulate("opt-1.3b", "1xA40", "60/20", **where, agents=2, tool_time=0.5).facts["agents"] == 2
+    found = tune("opt-1.3b", "1xA40", "60/20", agents=2, turns=3, tool_time=0.5, policy="orca")
+    turn_s = found.estimate.latency_mean_s + 0.5 * 2 / 3  # two of three turns have a tool before them
+    assert found.schedule.prefix_caching and found.estimate.throughput_seq_s == pytest.approx(2 / turn_s, rel=0.01)
+
+
+TUNE = ("tune", "-m", "opt-1.3b", "-c", "1xA40", "-w", "60/20", "--turns", 5, "--tool-time", "100ms")
+
+
+def test_tune_finds_a_schedule_for_agents_and_simulate_agrees(exegpt, tmp_path):
+    plan = tmp_path / "plan.json"
+    bounds = ("--policy", "chunked,orca", "-l", "400ms", "--tpot", "20ms")
+    asked = (*TUNE, "--agents", 6, *bounds)
+    done = exegpt(*asked, "--out", plan, "--json")
+    assert done.code == 0, done.err
+    found, estimate = done.json, done.json["estimate"]
+    assert found["agents"] == 6 and found["cached_share"] > 0.5 and estimate["tpot_bounded_s"] <= 0.02
+    assert {a["policy"]: a["cached_share"] > 0.5 for a in found["alternatives"]} == {"orca": True, "chunked": True}
+    assert found["schedule"]["prefix_caching"] is True and found["search"]["replays"] > 50
+    assert found["most_agents"] > 6 and found["most_agents_or_more"] is False
+    again = exegpt("simulate", "--schedule", plan, "--agents", 6, "--turns", 5, "--tool-time", "100ms", "--json").json
+    assert again["full_load"]["throughput_seq_s"] == pytest.approx(estimate["throughput_seq_s"], rel=0.02)
+    assert again["cached_share"] == pytest.approx(found["cached_share"], abs=0.02)
+    text = exegpt(*asked)
+    shown = " ".join(text.out.split())
+    assert f"the bounds hold for up to {found['most_agents']} agents" in shown and "turns/s" in shown
+    assert "closed loop: 6 agents run 200 sessions of 5 turns" in " ".join(text.err.split())
+
+
+def test_tune_says_how_many_agents_the_closest_schedule_serves(exegpt, tmp_path):
+    """Sessions of a trace, which are repeated: three agents and 1,000 turns need more than it has."""
+    path = tmp_path / "t.csv"
+    rows = [(100, 20, "a"), (200, 30, "b"), (150, 20, "a"), (90, 9, "c"), (260, 10, "b")]
+    path.write_text("input,output,session_id\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    asked = ("tune", "-m", "opt-1.3b", "-c", "1xA40", "-w", path, "--agents", 3, "--policy", "orca")
+    done = exegpt(*asked, "--ttft", "12ms")
+    shown = " ".join((done.out + done.err).split())
+    assert done.code == 3 and "No schedule keeps the bounds for 3 agents" in shown
+    assert "some of them repeated with new texts" in shown
+    free = exegpt(*asked, "--json").json
+    assert free["most_agents"] is None and free["cached_share"] == pytest.approx((112 + 224) / 800, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--turns", 4), "--turns 4 is about sessions in a closed loop: add --agents"),
+        (("--agents", 4, "--rate", "3/s"), "--rate 3/s has arrivals of its own, but with --agents 4"),
+        (("--agents", 4, "--devices", "any"), "--agents 4 can't be combined with --devices"),
+        (("--agents", 4, "-l", "2s,4s"), "--agents 4 can't be combined with several bounds"),
+        (("--agents", 4, "--search", "optuna"), "--agents 4 can't be combined with --search optuna"),
+        (("--agents", 4, "--turns", 3, "--prefix-hit", 0.5), "--turns 3 says what prompts find in the cache"),
+        (("--agents", 4, "--prefix-caching", "--policy", "rra"), "--prefix-caching works with orca, chunked"),
+    ],
+)
+def test_what_a_search_for_agents_excludes_is_refused(exegpt, options, message):
+    done = exegpt("tune", "-m", "opt-1.3b", "-c", "1xA40", "-w", "60/20", *options)
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err

@@ -20,6 +20,7 @@ from xcore.traces.prompt_identity import PromptIdentity
 from xsimulator.replay import compiled
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays, dealt
 from xsimulator.replay.event_simulator import drawn_steps, replay
+from xsimulator.replay.following_turns import FollowingTurns
 from xsimulator.replay.watch import Watch
 
 event_loop = pytest.importorskip("xsimulator.replay.event_loop", reason="exegpt was installed without a C compiler")
@@ -280,11 +281,15 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(ValueError, match="sizes"):
         event_loop.run(
             *(two, two, two, two, two, three, np.ones(10), three, three, three, two),
-            *(none, none, none, cold, cold, np.ones(12), np.ones(1)),
+            *(none, none, none, cold, cold, cold, none, none, np.ones(14), np.ones(1)),
         )
     plan, longer = schedule("orca", prefix_caching=True), np.zeros(3)
     with pytest.raises(ValueError, match="sizes"):
         Replicas(PROFILE).serve(plan, replace(arrays([RequestLengths(10, 4)] * 2), warm=longer))
+    for following, firsts in (([2, -1], [0]), ([1, -1], [2]), ([1, -1], [-1])):
+        turns = FollowingTurns(np.array(following), np.zeros(2), np.array(firsts), 1)
+        with pytest.raises(ValueError, match="sizes"):
+            Replicas(PROFILE).serve(plan, replace(arrays([RequestLengths(10, 4)] * 2), turns=turns))
 
 
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
