@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from exegpt.kernels.numba_jit import njit
 
 P = ParamSpec("P")
-_NUMBERS = (int, float)
+_AS_THEY_ARE = (int, float, np.ndarray)
+"""Arguments that numba takes as they are. Weights are arrays already: to make one takes a microsecond."""
 
 
 class Kernel(Protocol):
-    """A kernel of tensors and numbers."""
+    """A kernel of tensors, arrays and numbers."""
 
-    def __call__(self, first: torch.Tensor, *others: torch.Tensor | float) -> None:
+    def __call__(self, first: torch.Tensor, *others: "torch.Tensor | Values | float") -> None:
         """Compute the kernel."""
 
 
@@ -27,9 +28,13 @@ class _Compiled(Protocol):
     def __call__(self, *arguments: object) -> None: ...
 
 
-def array_of(x: torch.Tensor) -> NDArray[np.uint16] | NDArray[np.float32]:
+Values = NDArray[np.uint16] | NDArray[np.float32]
+"""Bfloat16 numbers, or floats."""
+
+
+def array_of(x: torch.Tensor) -> Values:
     """Return a tensor's memory as an array, of bfloat16 as uint16: see `bfloat16.py`."""
-    array: NDArray[np.uint16] | NDArray[np.float32] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    array: Values = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return array
 
 
@@ -48,12 +53,12 @@ def njit_by_dtype(signature: str, **options: bool) -> Callable[[Callable[P, None
             return kernel
 
         @functools.wraps(function)
-        def run(first: torch.Tensor, *others: torch.Tensor | float) -> None:
+        def run(first: torch.Tensor, *others: torch.Tensor | Values | float) -> None:
             if first.dtype == torch.bfloat16:
-                arrays = [x if isinstance(x, _NUMBERS) else array_of(x) for x in others]
+                arrays = [x if isinstance(x, _AS_THEY_ARE) else array_of(x) for x in others]
                 compiled("uint16")(array_of(first), *arrays)
             else:  # these microseconds count in small batches
-                arrays = [x if isinstance(x, _NUMBERS) else x.numpy() for x in others]
+                arrays = [x if isinstance(x, _AS_THEY_ARE) else x.numpy() for x in others]
                 compiled("float32")(first.numpy(), *arrays)
 
         return run

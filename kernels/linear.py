@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from exegpt.kernels.linear_cpu import panel_product, to_panels
+from exegpt.kernels.kernel_dtypes import array_of
+from exegpt.kernels.linear_cpu import ACTIVATIONS, panel_product, to_panels
 
 # Products are generated for each shape and kept; a model's shapes times the occurring rows are more than the default.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")
@@ -67,7 +68,9 @@ class PackedLinear:
         if self.packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _BATCH_HINT)
         elif self.tiled:
+            no_bias = torch.empty(0, dtype=weight.dtype)
             weight = to_panels(weight)
+            self._panels, self._bias = array_of(weight), array_of(no_bias if bias is None else bias)
         self.weight = weight
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -84,7 +87,8 @@ class PackedLinear:
             product: torch.Tensor = ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
             return product
         if self.tiled:
-            return panel_product(x, self.weight, self.outputs, self.bias, self.activation, residual)
+            activation = ACTIVATIONS[self.activation]
+            return panel_product(x, self._panels, self.outputs, self._bias, activation, residual)
         if residual is not None and self.bias is None:
             return residual.addmm_(
                 x, self.weight.t()

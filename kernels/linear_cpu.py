@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from exegpt.kernels.bfloat16 import emit_rounded, rounded, widened
 from exegpt.kernels.exponential import exp
-from exegpt.kernels.kernel_dtypes import njit_by_dtype
+from exegpt.kernels.kernel_dtypes import Values, njit_by_dtype
 from exegpt.kernels.llvm_vectors import (
     FLOAT,
     INDEX,
@@ -54,26 +54,20 @@ def to_panels(weight: torch.Tensor) -> torch.Tensor:
 
 
 def panel_product(
-    x: torch.Tensor,
-    panels: torch.Tensor,
-    outputs: int,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    residual: torch.Tensor | None,
+    x: torch.Tensor, panels: Values, outputs: int, bias: Values, activation: int, residual: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute activation(x · Wᵀ + bias) + residual in x's dtype, [rows, outputs], rounded once; see `PackedLinear`.
 
-    A residual is overwritten by the result.
+    `bias` may be empty. A residual is overwritten by the result.
     """
     follow_torch()
     states = x.float().contiguous()
     if residual is None:
-        out = torch.empty(len(x), outputs, dtype=x.dtype)
+        out = torch.empty(x.shape[0], outputs, dtype=x.dtype)
     else:
         out = residual.to(x.dtype).contiguous()
         states = states.clone() if states.data_ptr() == out.data_ptr() else states  # tiles write while others read
-    bias = torch.empty(0, dtype=x.dtype) if bias is None else bias
-    _product(out, states, panels, bias, ACTIVATIONS[activation], residual is not None)
+    _product(out, states, panels, bias, activation, residual is not None)
     return out
 
 
