@@ -183,7 +183,10 @@ class IndependentRequests:
             ]
             for name, own in self.by_model.items()
         }
-        return {name: of_model.served for name, of_model in replay_plan(self.plan, profiles, lengths).items()}
+        return {
+            name: of_model.served
+            for name, of_model in replay_plan(self.plan, lambda model: profiles[model.name], lengths).items()
+        }
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,11 @@ class PlannedCalls(ApplicationCalls):
         models = {node: model.name for node, model in self.application.models.items()}
         calls = self.application.lengths(self.in_turn)
         replayed = replay_calls(
-            self.plan, profiles, calls, models, lambda chain, prompt: len(results[chain.name].output_ids)
+            self.plan,
+            lambda model: profiles[model.name],
+            calls,
+            models,
+            lambda chain, prompt: len(results[chain.name].output_ids),
         )
         return replayed.served
 

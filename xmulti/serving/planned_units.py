@@ -56,6 +56,8 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
             f"{what} is for {plan.cluster.nodes} nodes, but a server runs a plan for one node: plan for one node."
         )
     check_names(directories, names, what)
+    if len(names) < len(plan.models):
+        raise InputError(f"{what} has replicas of a model on several groups of devices: plan without replicas.")
     return replace(
         plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
     )
@@ -65,15 +67,11 @@ def check_models(plan: Plan, what: str) -> list[str]:
     """Return the names of a plan's models.
 
     Raises:
-        InputError: There are none, or two have the same name.
+        InputError: There are none.
     """
-    names = [model.name for model in plan.models]
-    if not names or len(set(names)) < len(names):
-        raise InputError(
-            f"{what} has the models {', '.join(names) or 'none'}: it needs at least one, with unique names; run "
-            "`exegpt plan` again."
-        )
-    return names
+    if not plan.models:
+        raise InputError(f"{what} has no models: it needs at least one; run `exegpt plan` again.")
+    return list(plan.replicas)
 
 
 def check_names(directories: Mapping[str, str], names: Sequence[str], what: str) -> None:

@@ -111,7 +111,7 @@ class Groups:
 
         A request is late beyond its model's bound, or without one beyond `SLO` times the mean time alone.
         """
-        from xmulti.sharing.plan_replay import service_times
+        from xmulti.sharing.unit_loads import service_times
         from xmulti.stages.two_stage import ServiceOutcome
         from xsimulator.cost.cost_model import ReplicaCost
 

@@ -109,7 +109,7 @@ def test_what_is_no_plan_is_refused(folder):
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
     assert "is for 2 nodes, but a server runs a plan for one node" in refused("--plan", several)
     twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
-    assert "has the models a, a: it needs at least one, with unique names" in refused("--plan", twice)
+    assert "has replicas of a model on several groups of devices" in refused("--plan", twice)
     share = Share("space")
     wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
     assert "'a' shares its devices but has a schedule of several stages" in refused("--plan", wide)
