@@ -229,12 +229,19 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
         """Return a plan for these models with the directories in use, and its engines."""
         followed = with_directories(asked, in_use, "The plan")
         ours = sorted(followed.models, key=lambda model: order.index(model.name))
+        if [model.name for model in ours] != order:
+            raise InputError(f"The plan must have as many replicas of each model as this server: {', '.join(order)}.")
         return followed, planned_units(replace(followed, models=tuple(ours)), flags, options.threads)
 
     units = planned_units(plan, flags, options.threads)
     # Engines measure a new machine when they start. On the cores of one CPU, they would disturb each other.
     starts = 1 if plan.cluster.is_cpu else len(units)
     if options.resident:
+        if several := next((name for name, replicas in plan.replicas.items() if len(replicas) > 1), None):
+            raise InputError(
+                f"--resident {options.resident} needs one engine for each model, but '{several}' has several replicas: "
+                "leave it out, or plan with --replicas 1."
+            )
         return _Engines(units, starts, plan)
     return _Engines(units, starts, plan, placed, _watching(options))
 

@@ -56,8 +56,6 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
             f"{what} is for {plan.cluster.nodes} nodes, but a server runs a plan for one node: plan for one node."
         )
     check_names(directories, names, what)
-    if len(names) < len(plan.models):
-        raise InputError(f"{what} has replicas of a model on several groups of devices: plan without replicas.")
     return replace(
         plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
     )
@@ -134,7 +132,7 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
 
     `threads` are those of a CPU device; None: an equal share of the cores.
     """
-    places = {model.name: place for place, model in enumerate(plan.models)}
+    places = {model.key: place for place, model in enumerate(plan.models)}
     used = sum(len(unit[0].devices) for unit in plan.units)
     threads = threads or max(1, usable_cpus() // used)
     units = []
@@ -142,11 +140,11 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
         first = unit[0]
         arguments = [*flags, "--threads", str(threads)]
         if len(unit) == 1:
-            units.append(unit_alone(first, places[first.name], arguments, plan.cluster))
+            units.append(unit_alone(first, places[first.key], arguments, plan.cluster))
             continue
         arguments = ["--unit", str(number), *arguments]
         documents: dict[str, Spec] = {"--plan": plan}
-        models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.name]) for m in unit)
+        models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.key]) for m in unit)
         environment, follows = _environment(unit, plan.cluster), tuple(map(_follows, unit))
         units.append(EngineUnitOptions(models, tuple(arguments), documents, len(first.devices), environment, follows))
     return tuple(units)

@@ -45,6 +45,13 @@ def written(folder, *models, nodes=1, kind="cpu"):
     return path
 
 
+def empty(folder):
+    """The file of a plan without models."""
+    path = written(folder, planned(folder, "a", (0,)))
+    document.write(path, replace(document.read(Plan, path), models=()))
+    return path
+
+
 def test_a_unit_has_an_engine_with_its_devices(folder, monkeypatch):
     share = Share("space")
     models = [
@@ -108,8 +115,7 @@ def test_what_is_no_plan_is_refused(folder):
     assert "is not valid JSON" in refused("--plan", folder / "torn.json")
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
     assert "is for 2 nodes, but a server runs a plan for one node" in refused("--plan", several)
-    twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
-    assert "has replicas of a model on several groups of devices" in refused("--plan", twice)
+    assert "has no models: it needs at least one" in refused("--plan", empty(folder))
     share = Share("space")
     wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
     assert "'a' shares its devices but has a schedule of several stages" in refused("--plan", wide)
