@@ -12,10 +12,13 @@ from xcore import document
 from xcore.console import output
 from xcore.console.output import NOTES_OF
 from xcore.errors import InputError
+from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.schedule import Stage
 from xmulti.serving.planned_units import planned_units, read_plan
 from xrunner.models.create import create_model
+from xserver.engines.engine_link import EngineLink
+from xserver.engines.engine_unit import with_room_for
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +81,26 @@ def test_a_unit_has_an_engine_with_its_devices(folder, monkeypatch):
         planned_units(plan, [], 1)
 
 
+def test_each_replica_has_an_engine_and_a_place(folder, tmp_path):
+    share = Share("time")
+    models = [
+        planned(folder, "a", (0,)),
+        planned(folder, "a", (1,), share=share),
+        planned(folder, "b", (1,), share=share),
+    ]
+    alone, shared = planned_units(read_plan(written(folder, *models), {}), [], 1)
+    assert [[(model.name, model.place) for model in unit.models] for unit in (alone, shared)] == [
+        [("a", 0)],
+        [("a", 1), ("b", 2)],
+    ]
+    links = {1: EngineLink(), 2: EngineLink()}
+    links[1].add(Request("r", (1,) * 60, 60))
+    (plan,) = shared.documents.values()
+    small = replace(plan, models=tuple(replace(m, schedule=replace(m.schedule, kv_blocks=2)) for m in plan.models))
+    blocks = [model.schedule.kv_blocks for model in with_room_for(links, small).models]
+    assert blocks[0] == blocks[2] == 2 < blocks[1], "the other replica has its own requests"
+
+
 @pytest.mark.parametrize(("cores", "threads"), [(8, 2), (3, 1)])
 def test_cpu_devices_share_the_cores(folder, monkeypatch, cores, threads):
     plan = read_plan(written(folder, planned(folder, "a", (0, 1)), planned(folder, "b", (3,))), {})
@@ -116,6 +139,10 @@ def test_what_is_no_plan_is_refused(folder):
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
     assert "is for 2 nodes, but a server runs a plan for one node" in refused("--plan", several)
     assert "has no models: it needs at least one" in refused("--plan", empty(folder))
+    twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
+    assert "--resident 1 needs one engine for each model, but 'a' has several" in refused(
+        "--plan", twice, "--resident", 1
+    )
     share = Share("space")
     wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
     assert "'a' shares its devices but has a schedule of several stages" in refused("--plan", wide)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exegpt.cli.plan_tables import plan_table
 from tests.xmulti.sharing.test_plan_replay import PROFILE, sharing
 from tests.xsimulator.replay.test_event_simulator import schedule
 from xcore import document
@@ -73,6 +74,13 @@ def test_equal_replicas_take_turns_while_nothing_ends_and_the_first_goes_first()
     ends = sorted(served.finish_s for served in both.served)
     assert ends[::2] == ends[1::2] == pytest.approx(sorted(served.finish_s for served in one.served))
     assert {span.device for span in both.spans} == {0, 1}
+
+
+def test_a_plans_table_has_a_row_for_each_replica():
+    columns, rows, title = plan_table(plan_of(on("a", 0, SHARE), on("a", 2), on("b", 0, SHARE)))
+    assert "2 models on 4xA40" in title
+    shown = [[row[columns.index(name)] for name in ("model", "devices", "shared by")] for row in rows]
+    assert shown == [["a", "0", "priority"], ["  replica 2", "2", "–"], ["b", "0", "priority"]]
 
 
 def test_units_are_joined_by_the_replicas_that_they_have():

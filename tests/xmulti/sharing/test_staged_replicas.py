@@ -60,7 +60,6 @@ def test_placements_with_replicas_are_near_the_best_of_all(tmp_path, rate, gains
     assert limited == [alone]
 
 
-@pytest.mark.slow
 def test_a_plan_has_replicas_where_they_raise_what_it_serves(tmp_path):
     demands = demands_of(tmp_path, HOT | {"rate": "20/s"}, RARE, cluster=CLUSTER.name)
     single, plan = (make_plan(demands, CLUSTER, "seallm", most) for most in (1, None))
