@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 
 ALPHA = 1e-4
 """SeaLLM's weight of latencies in the unserved index."""
+IMPROVES, PATIENCE = 0.01, 3
+"""Least share by which replicas must lower latencies, and how many in a row may fail to, where a search may give up."""
 MOST = 2
 """Maximum number of services in a group (SeaLLM: limited by memory)."""
 
@@ -85,6 +87,12 @@ class Placed:
         """The sort key of placements; lower is better."""
         return -self.in_time, self.normalised
 
+    def improves(self, other: "Placed") -> bool:
+        """Return whether more requests are in time than in another placement, or as many, clearly sooner."""
+        if self.in_time != other.in_time:
+            return self.in_time > other.in_time
+        return self.normalised < (1 - IMPROVES) * other.normalised
+
 
 def place_in_stages(
     services: Sequence[Service],
@@ -99,7 +107,7 @@ def place_in_stages(
 
     `most_replicas`: the most groups that a service may be in; None: no limit.
     """
-    of_degrees = placements(services, nodes, devices_per_node, fits, score, most_replicas, progress)
+    of_degrees = placements(services, nodes, devices_per_node, fits, score, most_replicas, progress, False)
     return min((of_degree[-1] for of_degree in of_degrees), key=lambda placed: placed.order, default=None)
 
 
@@ -111,19 +119,27 @@ def placements(
     score: Scorer,
     most_replicas: int | None,
     progress: Callable[[int, int], None],
+    gives_up: bool = True,
 ) -> list[list[Placed]]:
     """Return, for each degree that has room, the placements with every service on the way of Algorithm 1.
 
     The first has each service in one group; each other has one replica more than the one before it. Algorithm 1 takes
-    the last one.
+    the last one. With `gives_up`, a degree ends after `PATIENCE` replicas in a row that don't improve on the best.
     """
     degrees = [1 << k for k in range(devices_per_node.bit_length())]
     found = []
     for number, tp in enumerate(degrees):
         progress(number, len(degrees))
         groups = partition(services, nodes, devices_per_node, tp, fits)
-        ways = _allocations(services, groups, fits, score, most_replicas) if groups else ()
-        if of_degree := [summary(tp, allocated, score(allocated)) for allocated in ways]:
+        of_degree: list[Placed] = []
+        for allocated in _allocations(services, groups, fits, score, most_replicas) if groups else ():
+            of_degree.append(summary(tp, allocated, score(allocated)))
+            latest = of_degree[-PATIENCE:]
+            if gives_up and len(of_degree) > PATIENCE:
+                best = min(of_degree[:-PATIENCE], key=lambda placed: placed.order)
+                if not any(placed.improves(best) for placed in latest):
+                    break
+        if of_degree:
             found.append(of_degree)
     return found
 

@@ -15,6 +15,7 @@ from xmulti.stages.two_stage import (
     _has_room,
     partition,
     place_in_stages,
+    placements,
     summary,
 )
 
@@ -143,6 +144,21 @@ def test_equal_shares_in_time_are_settled_by_latency():
         return {"s": ServiceOutcome(0, float(len(groups)), 10)}
 
     assert place_in_stages(services, 1, 4, lambda devices, inside: True, score).tp == 4
+
+
+@pytest.mark.parametrize(
+    ("latencies", "ends"), [((5, 4, 3, 3, 3, 2.99, 1), 6), ((5, 4, 3, 3, 3, 2, 1), 10), ((5, 5, 5, 5, 1), 4)]
+)
+def test_a_search_gives_up_after_three_replicas_that_change_little(latencies, ends):
+    services = [Service(f"s{i}", 1.0, 10) for i in range(4)]
+
+    def score(groups):
+        replicas = sum(len(group.services) for group in groups) - len(services)
+        return {s.name: ServiceOutcome(0, latencies[min(replicas, len(latencies) - 1)], 10) for s in services}
+
+    asked = (services, 1, 8, lambda devices, inside: devices == 1, score, None, lambda done, of: None)
+    (whole,), (given_up,) = placements(*asked, gives_up=False), placements(*asked)
+    assert len(whole) == 8 * MOST - len(services) + 1 and given_up == whole[:ends]
 
 
 def test_neighbours_are_merged_until_the_largest_fits():
