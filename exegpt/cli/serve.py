@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -142,7 +142,7 @@ class _Engines:
     units: "tuple[EngineUnitOptions, ...]"
     starts: int = 1
     plan: "Plan | None" = None
-    replan: "Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None" = None
+    replan: "Callable[[Plan, Plan | None], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None" = None
     watching: "Watching | None" = None
 
 
@@ -209,7 +209,7 @@ def _unit(options: ServeOptions) -> "EngineUnitOptions":
 
 def _planned(options: ServeOptions, path: Path) -> _Engines:
     """Return the engines of a plan."""
-    from xmulti.serving.planned_units import planned_units, read_plan, with_directories
+    from xmulti.serving.planned_units import in_places, planned_units, read_plan, with_directories
     from xrunner.comm.ranks import ranks_started
 
     of_residency = {"graphs", "knob"} if options.resident else set()
@@ -222,16 +222,13 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     passed_on = typed_options(options, ServedOptions)
     for name in ("threads", *of_residency):  # each engine has its part of the threads
         passed_on.pop(name, None)
-    flags, order = _words(passed_on), [model.name for model in plan.models]
+    flags = _words(passed_on)
     in_use = {model.name: str(model.directory) for model in plan.models}
 
-    def placed(asked: "Plan") -> "tuple[Plan, tuple[EngineUnitOptions, ...]]":
-        """Return a plan for these models with the directories in use, and its engines."""
-        followed = with_directories(asked, in_use, "The plan")
-        ours = sorted(followed.models, key=lambda model: order.index(model.name))
-        if [model.name for model in ours] != order:
-            raise InputError(f"The plan must have as many replicas of each model as this server: {', '.join(order)}.")
-        return followed, planned_units(replace(followed, models=tuple(ours)), flags, options.threads)
+    def placed(asked: "Plan", current: "Plan | None") -> "tuple[Plan, tuple[EngineUnitOptions, ...]]":
+        """Return a plan for the models of the current one with the directories in use, and its engines."""
+        followed = in_places(with_directories(asked, in_use, "The plan"), current or plan)
+        return followed, planned_units(followed, flags, options.threads)
 
     units = planned_units(plan, flags, options.threads)
     # Engines measure a new machine when they start. On the cores of one CPU, they would disturb each other.

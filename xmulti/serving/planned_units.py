@@ -127,6 +127,29 @@ def check_schedule(model: PlannedModel) -> None:
         )
 
 
+def in_places(asked: Plan, current: Plan) -> Plan:
+    """Return a plan with its models in the places of the current one.
+
+    Engines connect by places. So a replica keeps its place if it stays on its devices; the others take the rest.
+
+    Raises:
+        InputError: A model has another number of replicas.
+    """
+    held = {model.key for model in current.models}
+    staying = {model.key: model for model in asked.models if model.key in held}
+    moving = {name: [r for r in replicas if r.key not in staying] for name, replicas in asked.replicas.items()}
+    models = []
+    for model in current.models:
+        left = moving.get(model.name, [])
+        if model.key not in staying and not left:
+            break
+        models.append(staying.get(model.key) or left.pop(0))
+    if len(models) != len(current.models) or any(moving.values()):
+        counts = ", ".join(f"{len(replicas)} of '{name}'" for name, replicas in current.replicas.items())
+        raise InputError(f"The plan must have as many replicas of each model as this server: {counts}.")
+    return replace(asked, models=tuple(models))
+
+
 def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tuple[EngineUnitOptions, ...]:
     """Return the engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`.
 

@@ -15,7 +15,7 @@ from xcore.errors import InputError
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.schedule import Stage
-from xmulti.serving.planned_units import planned_units, read_plan
+from xmulti.serving.planned_units import in_places, planned_units, read_plan
 from xrunner.models.create import create_model
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.engine_unit import with_room_for
@@ -99,6 +99,22 @@ def test_each_replica_has_an_engine_and_a_place(folder, tmp_path):
     small = replace(plan, models=tuple(replace(m, schedule=replace(m.schedule, kv_blocks=2)) for m in plan.models))
     blocks = [model.schedule.kv_blocks for model in with_room_for(links, small).models]
     assert blocks[0] == blocks[2] == 2 < blocks[1], "the other replica has its own requests"
+
+
+def test_replicas_that_stay_keep_their_places(folder):
+    """Else a new engine would take the socket of one that goes on."""
+
+    def plan_of(*places):
+        models = [planned(folder, name, (device,)) for name, device in places]
+        return document.read(Plan, written(folder, *models))
+
+    current = plan_of(("a", 0), ("b", 1), ("a", 2))
+    found = in_places(plan_of(("a", 2), ("a", 1), ("b", 0)), current)
+    assert [model.key for model in found.models] == [("a", (1,)), ("b", (0,)), ("a", (2,))]
+    assert in_places(current, found) == current
+    for other in (plan_of(("a", 0), ("b", 1)), plan_of(("a", 0), ("b", 1), ("a", 2), ("a", 3)), plan_of(("a", 0))):
+        with pytest.raises(InputError, match="as many replicas of each model as this server: 2 of 'a', 1 of 'b'"):
+            in_places(other, current)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(8, 2), (3, 1)])
