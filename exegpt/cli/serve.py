@@ -142,7 +142,7 @@ class _Engines:
     units: "tuple[EngineUnitOptions, ...]"
     starts: int = 1
     plan: "Plan | None" = None
-    replan: "Callable[[Plan, Plan | None], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None" = None
+    replan: "Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None" = None
     watching: "Watching | None" = None
 
 
@@ -225,10 +225,14 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     flags = _words(passed_on)
     in_use = {model.name: str(model.directory) for model in plan.models}
 
-    def placed(asked: "Plan", current: "Plan | None") -> "tuple[Plan, tuple[EngineUnitOptions, ...]]":
-        """Return a plan for the models of the current one with the directories in use, and its engines."""
-        followed = in_places(with_directories(asked, in_use, "The plan"), current or plan)
-        return followed, planned_units(followed, flags, options.threads)
+    current = plan
+
+    def placed(asked: "Plan") -> "tuple[Plan, tuple[EngineUnitOptions, ...]]":
+        """Return a plan for these models with the directories in use, and its engines, which succeed the last ones."""
+        nonlocal current
+        followed = with_directories(asked, in_use, "The plan")
+        current = in_places(followed, current)
+        return followed, planned_units(current, flags, options.threads)
 
     units = planned_units(plan, flags, options.threads)
     # Engines measure a new machine when they start. On the cores of one CPU, they would disturb each other.

@@ -75,8 +75,8 @@ class ServerOptions:
     """Engines that may start at once."""
     plan: Plan | None
     """The plan of its models; None: the server has no plan."""
-    replan: Callable[[Plan, Plan | None], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None
-    """Returns another plan in the places of the current one, and its engines; None: the server has no plan."""
+    replan: Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None
+    """Returns another plan for the same models, and its engines, as the next plan; None: the server has no plan."""
     watching: Watching | None
     """None: the server has no plan."""
     host: str
@@ -242,7 +242,7 @@ class Supervisor:
     def follow(self, plan: Plan) -> None:
         """Switch to another plan for the same models; InputError for an impossible one."""
         assert self._options.replan, "a server of a plan"
-        plan, units = self._options.replan(plan, self._plan)
+        plan, units = self._options.replan(plan)
         if any(unit.follows not in self._wanted for unit in units) and self._has_opened:
             self._before = self._plan
         self._change(plan, units)
@@ -280,7 +280,7 @@ class Supervisor:
             return False
         assert self._options.replan, "a server of a plan"
         try:
-            plan, units = self._options.replan(plan, self._plan)
+            plan, units = self._options.replan(plan)
         except InputError:
             return False
         if unit.options.follows in [options.follows for options in units]:

@@ -92,7 +92,7 @@ def supervising(model, tmp_path, plans=None, plan=None):
     """Of a model that follows plan "first"; others by name, whose engines `plans` gives."""
     (frontend,) = frontends(model, EngineLink())
     of_plan = plans
-    placed = plans and (lambda plan, current: (plan, of_plan(plan)))
+    placed = plans and (lambda plan: (plan, of_plan(plan)))
     plans = {"replan": placed, "plan": plan, "watching": partial(Replanning, options=None)}
     host = {"host": "here", "port": 1, "residency": None}
     options = SimpleNamespace(units=(unit("first"),), starts=1, drain_timeout_s=1.0, **plans, **host)

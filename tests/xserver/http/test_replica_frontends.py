@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -139,7 +140,26 @@ def test_a_server_spreads_requests_over_both_replicas(plan, directories, tmp_pat
         assert counts["tiny", "0"] + counts["tiny", "1"] == 12 and counts["wide", None] == 6
         assert min(counts["tiny", "0"], counts["tiny", "1"]) > 0
         shown = [json.loads(server.get(f"/schedule?model=tiny&replica={number}")[2]) for number in (0, 1)]
-        assert [document["replicas"] for document in shown] == [2, 2]
+        assert [each["replicas"] for each in shown] == [2, 2]
         assert "shares its devices with wide" in str(shown[1]["assumptions"]) not in str(shown[0]["assumptions"])
         assert [card["id"] for card in json.loads(server.get("/v1/models")[2])["data"]] == ["tiny", "wide"]
         assert server.get("/schedule?model=tiny&replica=2")[0] == 404
+
+        larger = replace(tiny, schedule=replace(tiny.schedule, kv_blocks=tiny.schedule.kv_blocks + 8))
+        posted = replace(plan, models=(models[1], larger, wide))  # the shared engine stays, in its place
+        assert server.post("/plan", document.to_dict(posted), X_Admin_Token="secret")[0] == 202
+        until = time.monotonic() + 120
+        while blocks(server) != larger.schedule.kv_blocks:
+            assert time.monotonic() < until and server.get("/ready")[0] == 200, "the other replica accepts requests"
+            time.sleep(0.1)
+        for (name, prompt), given in zip(asked, answers, strict=True):
+            assert ask(name, prompt)["choices"][0]["token_ids"] == given["choices"][0]["token_ids"]
+        fewer = replace(plan, models=(tiny, replace(wide, share=None)))
+        status, _, data = server.post("/plan", document.to_dict(fewer), X_Admin_Token="secret")
+        assert status == 400 and "as many replicas of each model as this server: 2 of 'tiny'" in data.decode()
+
+
+def blocks(server):
+    """KV blocks of the first replica's schedule; None while it has no engine."""
+    status, _, data = server.get("/schedule?model=tiny&replica=0")
+    return json.loads(data)["schedule"]["kv_blocks"] if status == 200 else None
