@@ -153,6 +153,7 @@ def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, object]:
     return {
         "name": model.name,
         "requests": len(served),
+        "replicas": list(replayed.sent),
         "seconds": seconds,
         "throughput_seq_s": len(served) / seconds,
         "throughput_tok_s": sum(s.output_tokens for s in served) / seconds,

@@ -1,5 +1,6 @@
 """Requests of several models through a plan: models with separate devices, units that share devices, and replicas."""
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class ModelReplay:
     preemptions: int
     spans: tuple[Span, ...] = ()
     """Numbered by the plan's devices; empty if they weren't asked for."""
+    sent: tuple[int, ...] = ()
+    """The number of requests that each replica got; empty without replicas."""
 
 
 def replay_plan(
@@ -79,15 +82,15 @@ def _dispatched(
             break
     for engine in engines.each:
         engine.check()
-    of_models = [(engine, model) for engine in engines.each for model in engine.unit]
-    return {
-        name: ModelReplay(
-            engines.in_order(name),
-            sum(engine.preemptions(name) for engine, model in of_models if model.name == name),
-            tuple(span for e, m in of_models if m.name == name for span in _moved(e.spans(m), m)),
-        )
-        for name in names
-    }
+    sent = Counter((engine, name) for (name, _), engine in engines.dispatcher.sent.items())
+    replays = {}
+    for name in names:
+        hosts = [(engine, model) for engine in engines.each for model in engine.unit if model.name == name]
+        preemptions = sum(engine.preemptions(name) for engine, _ in hosts)
+        spans = tuple(span for engine, model in hosts for span in _moved(engine.spans(model), model))
+        of_replicas = tuple(sent[engine, name] for engine, _ in hosts) if len(hosts) > 1 else ()
+        replays[name] = ModelReplay(engines.in_order(name), preemptions, spans, of_replicas)
+    return replays
 
 
 def replay_models(

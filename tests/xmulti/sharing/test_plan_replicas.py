@@ -73,7 +73,7 @@ def test_equal_replicas_take_turns_while_nothing_ends_and_the_first_goes_first()
     one = replay_plan(plan_of(on("a", 0)), lambda model: PROFILE, {"a": [RequestLengths(9, 5)] * 4})["a"]
     ends = sorted(served.finish_s for served in both.served)
     assert ends[::2] == ends[1::2] == pytest.approx(sorted(served.finish_s for served in one.served))
-    assert {span.device for span in both.spans} == {0, 1}
+    assert {span.device for span in both.spans} == {0, 1} and both.sent == (4, 4)
 
 
 def test_a_plans_table_has_a_row_for_each_replica():
