@@ -30,8 +30,8 @@ from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.arrivals import random_arrivals
 from xmulti.rank.rank_unit import RankUnit
 from xmulti.serving.serving_unit import options_of
-from xmulti.sharing.plan_replay import loads_of, overhead_of, rule_of
 from xmulti.sharing.replay import replay_unit
+from xmulti.sharing.unit_loads import loads_of, overhead_of, rule_of
 from xprofiler.profiles import measured_profile
 from xrunner.comm.ranks import Ranks
 from xrunner.models.device import CPU

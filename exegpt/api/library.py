@@ -181,11 +181,13 @@ def plan(
     *,
     method: str = "exegpt",
     profile: str | Mapping[str, str] | None = None,
+    replicas: int | None = None,
     **setting: Any,
 ) -> Planned:
     """Divide a cluster's devices among the models of a YAML file, as `exegpt plan` does.
 
-    `profile` has files by the models' names. `setting` takes dtype, kv_dtype, memory_fraction, engine, front_end and
+    `profile` has files by the models' names. `replicas` limits the groups of devices of a model (`seallm`, `alpaserve`;
+    None: no limit). `setting` takes dtype, kv_dtype, memory_fraction, engine, front_end and
     scale_to_context.
 
     Example: `exegpt.plan("models.yaml", "4xA100-80GB").plan`
@@ -196,7 +198,7 @@ def plan(
     check_choice(method, (*METHODS, "best"), "method")
     by_name = [f"{name}={file}" for name, file in profile.items()] if isinstance(profile, Mapping) else [profile]
     profiles = [text for text in by_name if text is not None]
-    planned = plan_answer(Path(models), cluster, method, False, None, profiles, **setting)
+    planned = plan_answer(Path(models), cluster, method, False, None, profiles, replicas, **setting)
     return Planned(planned.best, "" if planned.best else planned.proposals[0].why_not, tuple(planned.assumptions))
 
 

@@ -44,6 +44,8 @@ def plan(options: PlanOptions) -> int:
     prices = read_prices(options.price) if options.price else None
     check_choice(method, (*METHODS, *STAGE_METHODS, "best"), "--method")
     set_threads(options.threads or threads_of_device(cluster))
+    if options.replicas is not None and method not in ("exegpt", "seallm", "alpaserve", "best"):
+        raise InputError(f"--replicas is for methods that place replicas, and {method} doesn't: leave it out.")
     if method in STAGE_METHODS or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages
 
@@ -51,7 +53,8 @@ def plan(options: PlanOptions) -> int:
             option = "--advice" if options.advice else "--price"
             raise InputError(f"{option} applies to plans of budgets, and this is a plan of stages: leave it out.")
         return plan_stages(options)
-    answered = answer(file, cluster, method, options.advice, prices, options.profile or (), **options.setting)
+    given = (options.advice, prices, options.profile or (), options.replicas)
+    answered = answer(file, cluster, method, *given, **options.setting)
     if answered.best and options.out:
         document.write(options.out, answered.best)
     if options.report:

@@ -97,11 +97,21 @@ def _models_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
     """Return the table of models; columns that are empty for all models are omitted."""
     from xcore.quantity import NOTHING
 
-    rows = [_row(model) for model in plan.models]
+    rows = [row for replicas in plan.replicas.values() for row in _rows(replicas)]
     kept = [place for place in range(len(_COLUMNS)) if any(row[place] != NOTHING for row in rows)]
     free = f", {plan.free} of them free" if plan.free else ""
-    title = f"{plan.method}: {counted(len(plan.models), 'model')} on {plan.cluster.name}{free}"
+    title = f"{plan.method}: {counted(len(plan.replicas), 'model')} on {plan.cluster.name}{free}"
     return [_COLUMNS[place] for place in kept], [[row[place] for place in kept] for row in rows], title
+
+
+def _rows(replicas: "tuple[PlannedModel, ...]") -> list[list[str]]:
+    """Return a model's row; if it has several replicas, a row for each, and the model's figures in the first one."""
+    from xcore.quantity import NOTHING
+
+    first, *others = [_row(model) for model in replicas]
+    own = {_COLUMNS.index(name) for name in ("devices", "shared by", "schedule")}
+    rows = [[text if place in own else NOTHING for place, text in enumerate(row)] for row in others]
+    return [first, *([f"  replica {number}", *row[1:]] for number, row in enumerate(rows, 2))]
 
 
 def _row(model: "PlannedModel") -> list[str]:

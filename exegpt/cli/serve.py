@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -209,7 +209,7 @@ def _unit(options: ServeOptions) -> "EngineUnitOptions":
 
 def _planned(options: ServeOptions, path: Path) -> _Engines:
     """Return the engines of a plan."""
-    from xmulti.serving.planned_units import planned_units, read_plan, with_directories
+    from xmulti.serving.planned_units import in_places, planned_units, read_plan, with_directories
     from xrunner.comm.ranks import ranks_started
 
     of_residency = {"graphs", "knob"} if options.resident else set()
@@ -222,19 +222,27 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     passed_on = typed_options(options, ServedOptions)
     for name in ("threads", *of_residency):  # each engine has its part of the threads
         passed_on.pop(name, None)
-    flags, order = _words(passed_on), [model.name for model in plan.models]
+    flags = _words(passed_on)
     in_use = {model.name: str(model.directory) for model in plan.models}
 
+    current = plan
+
     def placed(asked: "Plan") -> "tuple[Plan, tuple[EngineUnitOptions, ...]]":
-        """Return a plan for these models with the directories in use, and its engines."""
+        """Return a plan for these models with the directories in use, and its engines, which succeed the last ones."""
+        nonlocal current
         followed = with_directories(asked, in_use, "The plan")
-        ours = sorted(followed.models, key=lambda model: order.index(model.name))
-        return followed, planned_units(replace(followed, models=tuple(ours)), flags, options.threads)
+        current = in_places(followed, current)
+        return followed, planned_units(current, flags, options.threads)
 
     units = planned_units(plan, flags, options.threads)
     # Engines measure a new machine when they start. On the cores of one CPU, they would disturb each other.
     starts = 1 if plan.cluster.is_cpu else len(units)
     if options.resident:
+        if several := next((name for name, replicas in plan.replicas.items() if len(replicas) > 1), None):
+            raise InputError(
+                f"--resident {options.resident} needs one engine for each model, but '{several}' has several replicas: "
+                "leave it out, or plan with --replicas 1."
+            )
         return _Engines(units, starts, plan)
     return _Engines(units, starts, plan, placed, _watching(options))
 

@@ -23,6 +23,11 @@ class PlanOptions(shared_options.PredictionOptions, shared_options.PluginOptions
         "(stages, for numbers of requests), samullm-max or samullm-min (its heuristic baselines), or best (the best of "
         "all but these two).",
     )
+    replicas: int | None = option(
+        None,
+        "The most groups of devices that may have a replica of the same model (seallm, alpaserve). Default: no limit.",
+        min=1,
+    )
     profile: list[str] | None = shared_options.PROFILES
     scale_to_context: bool = shared_options.SCALE_TO_CONTEXT
     threads: int | None = shared_options.THREADS

@@ -57,7 +57,7 @@ def of_plan(plan: Plan) -> Gantt:
     devices = tuple(
         tuple(_bar(model) for model in plan.models if device in model.devices) for device in range(plan.cluster.devices)
     )
-    return Gantt(tuple(model.name for model in plan.models), devices)
+    return Gantt(tuple(plan.replicas), devices)
 
 
 def _bar(model: PlannedModel) -> Bar:

@@ -43,6 +43,8 @@ TESTS = {
     ),
     "xmulti/sharing": "xmulti/sharing",
     "xmulti/sharing/plan_replay": "xmulti/sharing/test_call_replay.py xmulti/sharing/test_shared_devices.py",
+    "xmulti/sharing/plan_engines": "xmulti/sharing/test_call_replay.py xmulti/sharing/test_plan_replicas.py",
+    "xmulti/sharing/unit_loads": "xmulti/sharing/test_plan_replay.py xmulti/sharing/test_call_replay.py",
     **dict.fromkeys(
         ("xcore/policies/sharing", "xcore/policies/priority_sharing", "xcore/policies/one_phase"),
         " ".join(f"xmulti/sharing/test_{name}.py" for name in ("unit", "priority", "cluster")),

@@ -25,3 +25,11 @@ def deal(lengths: Sequence[tuple[int, int]], replicas: int) -> list[list[int]]:
             places[replica].append(place)
             load[replica] += work[place]
     return places
+
+
+def fewest_requests(requests: Sequence[int]) -> int:
+    """Return the index of the replica with the fewest requests, given every replica's number; of equal ones, the first.
+
+    This is SeaLLM's dispatcher, which chooses when a request arrives.
+    """
+    return min(range(len(requests)), key=requests.__getitem__)

@@ -1,6 +1,11 @@
-"""Plan: several models on one cluster, each with its devices and its schedule."""
+"""Plan: several models on one cluster, each with its devices and its schedule.
+
+A model may have several replicas: entries of one name, on other devices each. A dispatcher sends each of its requests
+to the replica with the fewest requests (SeaLLM).
+"""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,10 +44,13 @@ class Share(Spec):
 
 @dataclass(frozen=True)
 class PlannedModel(Spec):
-    """One model of a plan."""
+    """One model of a plan, or one of its replicas.
+
+    Rate, goodput, attainment, estimate and number of requests are those of the model: equal in all its replicas.
+    """
 
     name: str
-    """Name by which requests ask for it."""
+    """Name by which requests ask for it; its replicas have the same name."""
     devices: tuple[int, ...]
     """Devices of the cluster, numbered node by node: its schedule's rank r is the r-th of them."""
     schedule: Schedule
@@ -92,6 +100,11 @@ class PlannedModel(Spec):
                 raise InputError(f"Model '{self.name}' of the plan has {key} of {value:g}: it must be at least 0.")
 
     @property
+    def key(self) -> tuple[str, tuple[int, ...]]:
+        """Return the model's name and its devices, which no other entry of a plan has together."""
+        return self.name, self.devices
+
+    @property
     def headroom(self) -> float | None:
         """Return goodput over rate; None without a rate."""
         if self.rate_seq_s is None or self.goodput_seq_s is None:
@@ -122,15 +135,31 @@ class Plan(Spec):
                 f"The plan's models use the devices {taken} of {self.cluster.devices}: a device may belong to only "
                 "one model, or to models that share all their devices in the same way; run `exegpt plan` again."
             )
+        for unit in self.units:
+            if len({model.name for model in unit}) < len(unit):
+                raise InputError(
+                    f"The plan has model '{unit[0].name}' twice on the devices {list(unit[0].devices)}: each of its "
+                    "replicas needs devices of its own; run `exegpt plan` again."
+                )
+        for replicas in self.replicas.values():
+            if len({_of_model(replica) for replica in replicas}) > 1:
+                raise InputError(
+                    f"The replicas of model '{replicas[0].name}' differ in the model, the latency bound, the rate or "
+                    "the number of requests, which all of them must have in common: run `exegpt plan` again."
+                )
 
     @property
-    def units(self) -> tuple[tuple[PlannedModel, ...], ...]:
+    def units(self) -> "tuple[Unit, ...]":
         """Return the models grouped by the devices that they share; a model with its own devices is alone."""
-        units: dict[object, list[PlannedModel]] = {}
+        return units_of(self.models)
+
+    @property
+    def replicas(self) -> dict[str, tuple[PlannedModel, ...]]:
+        """Return the replicas of each model, by name, in the order of the plan."""
+        by_name: dict[str, list[PlannedModel]] = {}
         for model in self.models:
-            key = (model.devices, model.share.by) if model.share else model.name
-            units.setdefault(key, []).append(model)
-        return tuple(map(tuple, units.values()))
+            by_name.setdefault(model.name, []).append(model)
+        return {name: tuple(replicas) for name, replicas in by_name.items()}
 
     @property
     def headroom(self) -> float | None:
@@ -148,3 +177,43 @@ class Plan(Spec):
     def free(self) -> int:
         """Return the number of devices that no model uses."""
         return self.cluster.devices - sum(len(unit[0].devices) for unit in self.units)
+
+
+Unit = tuple[PlannedModel, ...]
+"""Models that share devices, or one model alone."""
+
+
+def units_of(models: Iterable[PlannedModel]) -> tuple[Unit, ...]:
+    """Return models grouped by the devices that they share; a model with its own devices is alone."""
+    units: dict[object, list[PlannedModel]] = {}
+    for model in models:
+        key = model.share.by if model.share else model.name
+        units.setdefault((model.devices, key, model.share is None), []).append(model)
+    return tuple(map(tuple, units.values()))
+
+
+def joined(units: Sequence[Unit]) -> tuple[tuple[Unit, ...], ...]:
+    """Return units grouped so that all replicas of a model are in one group: its requests may go to each of them."""
+    groups: list[list[Unit]] = []
+    for unit in units:
+        names = {model.name for model in unit}
+        meets = [group for group in groups if any(model.name in names for other in group for model in other)]
+        groups = [group for group in groups if group not in meets]
+        groups.append([*(other for group in meets for other in group), unit])
+    place = {id(unit): number for number, unit in enumerate(units)}
+    ordered = [sorted(group, key=lambda unit: place[id(unit)]) for group in groups]
+    return tuple(map(tuple, sorted(ordered, key=lambda group: place[id(group[0])])))
+
+
+def _of_model(replica: PlannedModel) -> tuple[object, ...]:
+    """Return what all replicas of a model have in common."""
+    schedule = replica.schedule
+    return (
+        schedule.model.spec.fingerprint,
+        schedule.latency_bound_s,
+        replica.rate_seq_s,
+        replica.goodput_seq_s,
+        replica.requests,
+        replica.seconds,
+        replica.attainment,
+    )

@@ -78,7 +78,7 @@ class ExpectedCalls:
 
     def replayed(self, plan: Plan, profiles: Mapping[str, Profile]) -> CallReplay:
         """Return the replay of the calls on a plan of all models, without other requests."""
-        return replay_calls(plan, profiles, self.calls(), self.models, self.output_of)
+        return replay_calls(plan, lambda model: profiles[model.name], self.calls(), self.models, self.output_of)
 
 
 def expected_calls(path: Path, file: ModelsFile) -> ExpectedCalls | None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from xcore.errors import InputError
 from xcore.requests.engine_protocol import Ended
@@ -12,7 +13,14 @@ from xcore.requests.request import Request, Result
 from xcore.specs.request_times import RequestTimes
 from xcore.tokenizer import load_tokenizer
 from xrunner.core.results import ResultFile
-from xserver.engines.engine_link import EngineLink
+from xserver.engines.engine_link import Output
+
+
+class Takes(Protocol):
+    """A link to an engine, or to one of several."""
+
+    def add(self, request: Request) -> Output:
+        """Give a request to an engine."""
 
 
 class EngineClient:
@@ -20,7 +28,7 @@ class EngineClient:
 
     def __init__(
         self,
-        links: Mapping[str, EngineLink],
+        links: Mapping[str, Takes],
         directories: Mapping[str, Path],
         file: ResultFile | None,
         progress: Callable[[int], None],

@@ -74,6 +74,7 @@ def rates_missed(plan: Plan) -> str:
     if short is None or (short.headroom or 0.0) >= 1:
         return ""
     reached, rate = (f"{figure_text(value or 0.0)}/s" for value in (short.goodput_seq_s, short.rate_seq_s))
+    devices = sum(len(replica.devices) for replica in plan.replicas[short.name])
     near = (
         f"the plan sustains {figure_text(short.headroom)} times all rates"
         if short.headroom
@@ -81,11 +82,12 @@ def rates_missed(plan: Plan) -> str:
     )
     return (
         f"These devices don't sustain all rates. Model '{short.name}' misses its rate by the most: it reaches "
-        f"{reached} of {rate} on {counted(len(short.devices), 'device')}{_shared_with(short, plan)}; {near}."
+        f"{reached} of {rate} on {counted(devices, 'device')}{_shared_with(short, plan)}; {near}."
     )
 
 
 def _shared_with(model: PlannedModel, plan: Plan) -> str:
     """Return the names of the models on the same devices, whose rates count as much as this model's rate."""
-    others = [other.name for unit in plan.units if model in unit for other in unit if other is not model]
+    units = [unit for unit in plan.units if any(other.name == model.name for other in unit)]
+    others = list(dict.fromkeys(other.name for unit in units for other in unit if other.name != model.name))
     return f", which it shares with {', '.join(map(repr, others))}" if others else ""

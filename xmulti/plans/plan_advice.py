@@ -17,7 +17,7 @@ from xscheduler.setting_search import on_cluster
 LOOSER = 1.5
 """Factor by which a bound is loosened."""
 
-Propose = Callable[[tuple[ModelDemand, ...], ClusterSpec, tuple[str, ...], Frontiers], list[Proposal]]
+Propose = Callable[[tuple[ModelDemand, ...], ClusterSpec, tuple[str, ...], Frontiers, int | None], list[Proposal]]
 """Propose plans as `xmulti.plans.planning.propose` does."""
 
 
@@ -61,6 +61,7 @@ def gains(
     methods: tuple[str, ...],
     now: Plan | None,
     kept: Frontiers,
+    most_replicas: int | None = None,
     find: Propose = propose,
 ) -> list[PlanGain]:
     """Return the gains of one more device (or node, of several nodes) and of a looser bound of the tightest model.
@@ -73,12 +74,13 @@ def gains(
         methods: The methods to plan with.
         now: The current plan, or the plan that misses a rate; None if neither is known.
         kept: The current plan's frontiers.
+        most_replicas: The most groups of devices that a model may be in; None: no limit.
         find: Proposes plans.
     """
 
     def best(asked: tuple[ModelDemand, ...], where: ClusterSpec) -> Proposal:
         try:
-            return find(asked, where, methods, kept)[0]
+            return find(asked, where, methods, kept, most_replicas)[0]
         except InputError as error:
             return Proposal(methods[0], None, str(error))
 

@@ -64,9 +64,12 @@ def answer(
     advice: bool,
     prices: Prices | None,
     profile: Sequence[str] = (),
+    most_replicas: int | None = None,
     **options: "Unpack[SettingKeywords]",
 ) -> PlanAnswer:
     """Plan the models of a file by one method of budgets, or by the best of all.
+
+    `most_replicas`: the most groups of devices that a model may be in; None: no limit.
 
     Raises:
         InputError: The file can't be read or planned.
@@ -77,14 +80,14 @@ def answer(
     if prices:
         price_per_hour(prices, where)  # refused before a search, not after it
     frontiers = Frontiers()
-    proposals = propose(demands, where, methods, frontiers)
+    proposals = propose(demands, where, methods, frontiers, most_replicas)
     now = proposals[0].plan or proposals[0].near
     if method == "best":
         proposals = beside_stages(proposals, demands, file, cluster, profile, **options)
     budgets = proposals[0].plan
     profiles = {demand.name: demand.setting.profile for demand in demands}
     calls = expected.replayed(budgets, profiles) if budgets and expected else None
-    gained = gains(demands, where, methods, now, frontiers) if advice else []
+    gained = gains(demands, where, methods, now, frontiers, most_replicas) if advice else []
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
     assumptions += [assumed(where)] if any(proposal.stages for proposal in proposals) else []
     imports = {demand.name: kernels for demand in demands if (kernels := demand.setting.kernels)}

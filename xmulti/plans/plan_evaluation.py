@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from xcore.specs.cluster_plan import PlannedModel
+from xcore.specs.cluster_plan import PlannedModel, units_of
 from xcore.specs.request_times import RequestTimes, RequestTimesColumns, summarise_columns
 from xcore.specs.workload import RequestLengths
 from xmulti.files.models_file import MOST_MODELS
@@ -111,11 +111,16 @@ class Misses:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Models that share devices, or one model, with the requests that are replayed."""
+    """The models of a unit, or of several that are joined by replicas, with the requests that are replayed."""
 
     unit: Items[PlannedModel]
     demands: Mapping[str, ModelDemand]
     drawn: Mapping[str, Drawn]
+    turns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Of models with replicas elsewhere that aren't replayed: the replica's index, and the number of replicas.
+
+    Its part are the requests that it would get if all took turns.
+    """
     _sustained: dict[float, bool] = field(default_factory=dict, repr=False)
     _requests: dict[str, list[RequestLengths]] = field(default_factory=dict, repr=False)
 
@@ -124,7 +129,8 @@ class Trial:
         count, known = self._counts(factor)[name], self._requests.setdefault(name, [])
         while len(known) < count:
             known += self._block(name, len(known))
-        return [RequestLengths(own.input, own.output, own.arrival_s / factor) for own in known[:count]]
+        turn, replicas = self.turns.get(name, (0, 1))
+        return [RequestLengths(own.input, own.output, own.arrival_s / factor) for own in known[turn:count:replicas]]
 
     def _counts(self, factor: float) -> dict[str, int]:
         asked = {model.name: self.drawn[model.name] for model in self.unit}
@@ -193,13 +199,13 @@ class Trial:
 
         If a replay of shared devices stops early, these are the requests served so far.
         """
-        from xmulti.sharing.plan_replay import replay_alone, replay_models
+        from xmulti.sharing.plan_replay import replay_alone, replay_joined
 
         profiles = {model.name: self.demands[model.name].setting.profile for model in self.unit}
         if len(self.unit) == 1 and self.unit[0].share is None:
             (model,) = self.unit
             return {model.name: replay_alone(model.schedule, profiles[model.name], requests[model.name])}
-        runs = replay_models(self.unit, profiles, requests, stop=stop)
+        runs = replay_joined(units_of(self.unit), lambda model: profiles[model.name], requests, stop=stop)
         return {name: RequestTimesColumns.of(run.served) for name, run in runs.items()}
 
 
@@ -209,7 +215,7 @@ def evaluated(
     asked: Mapping[str, Drawn] | None = None,
     level: float = 0.0,
 ) -> list[PlannedModel]:
-    """Return a unit's models with their performance at their rates, and their goodput.
+    """Return the models of a unit, or of joined units, with their performance at their rates, and their goodput.
 
     The goodput is their rates times the largest factor, the same for all, at which each meets its bound for 99 % of its
     requests. `demands` are all of the plan's models, unless the requests are given. If the factor is below `level`, its
@@ -219,7 +225,7 @@ def evaluated(
     if level and not trial.sustained(level):
         return [replace(model, goodput_seq_s=0.0) for model in unit]
     start = level or min(model.headroom or 1.0 for model in unit)
-    if unit[0].share and not level:
+    if unit[0].share and not level and len(units_of(unit)) == 1:
         whose = [demands[model.name] for model in unit]
         start = LIKELY * most_of_unit(whose, whose[0].setting.cluster, len(unit[0].devices)) or start
     return at_rates(trial, trial.highest(start))

@@ -41,7 +41,7 @@ def read_plan_requests(
         InputError: A request is wrong; the message names the first.
     """
     if is_trace(source, columns):
-        of_models = {model.name: model for model in plan.models}
+        of_models = {name: replicas[0] for name, replicas in plan.replicas.items()}
         lengths = read_model_trace(source, of_models, columns, note)
         for name, rows in lengths.items():
             if rows:
@@ -50,7 +50,7 @@ def read_plan_requests(
         return {name: _made_up(of_models[name], rows, seed) for name, rows in lengths.items()}
     if columns:
         raise InputError(f"--columns names columns of a trace, but '{source}' is not a trace: leave it out.")
-    readers = {planned.name: _Reader.of(planned) for planned in plan.models}
+    readers = {name: _Reader.of(replicas[0]) for name, replicas in plan.replicas.items()}
     requests: dict[str, list[Request]] = {}
     seen: set[str] = set()
     for where, line in request_lines(source):

@@ -1,7 +1,7 @@
 """`run --plan`: requests or an application's calls on the engines of a plan, compared with the prediction."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from xcore.document import fingerprint, to_dict
 from xcore.errors import InputError
 from xcore.files import check_distinct, check_output
 from xcore.requests.request import Request, Result
-from xcore.specs.cluster_plan import Plan
+from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes, latencies, percentiles
 from xcore.specs.workload import RequestLengths
@@ -22,6 +22,7 @@ from xmulti.applications.planned_application import plan_application
 from xmulti.plans.engine_client import EngineClient, together
 from xmulti.plans.plan_requests import read_plan_requests
 from xmulti.serving.planned_units import planned_units, read_plan
+from xmulti.serving.replica_links import replica_links
 from xmulti.serving.started import started
 from xmulti.sharing.call_replay import replay_calls
 from xmulti.sharing.plan_replay import replay_plan
@@ -113,20 +114,22 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
             file = stack.enter_context(ResultFile(options.out, mark, options.resume))
         progress = stack.enter_context(output.progress("running requests"))
 
-        async def all_of_it() -> tuple[EngineClient, dict[str, Profile]]:
+        async def all_of_it() -> tuple[EngineClient, dict[int, Profile]]:
             async with started(units, starts, options.in_turn) as links:
-                profiles = {name: link.opened.profile for name, link in links.items() if link.opened}
+                profiles = {place: link.opened.profile for place, link in links.items() if link.opened}
                 directories = {model.name: Path(str(model.directory)) for model in plan.models}
-                asking = EngineClient(links, directories, file, lambda done: progress(done, work.total))
+                of_models = replica_links(units, links)
+                asking = EngineClient(of_models, directories, file, lambda done: progress(done, work.total))
                 await work.run(asking)
-            return asking, profiles | {name: link.speed.profile for name, link in links.items() if link.speed}
+            return asking, profiles | {place: link.speed.profile for place, link in links.items() if link.speed}
 
         asking, profiles = asyncio.run(all_of_it())
-    predicted = {} if asking.resumed else work.predict(asking.results, profiles)
+    by_key = {plan.models[place].key: profile for place, profile in profiles.items()}
+    predicted = {} if asking.resumed else work.predict(asking.results, lambda model: by_key[model.key])
     models = [
-        PlannedModelRun(model.name, tuple(asking.served[model.name]), predicted.get(model.name, ()))
-        for model in plan.models
-        if asking.served[model.name]
+        PlannedModelRun(name, tuple(asking.served[name]), predicted.get(name, ()))
+        for name in plan.replicas
+        if asking.served[name]
     ]
     return PlanRun(plan, tuple(models), asking.resumed)
 
@@ -173,7 +176,7 @@ class IndependentRequests:
         await together([one(name, request) for name, own in self.by_model.items() for request in own])
 
     def predict(
-        self, results: Mapping[str, Result], profiles: Mapping[str, Profile]
+        self, results: Mapping[str, Result], profile_of: Callable[[PlannedModel], Profile]
     ) -> dict[str, tuple[RequestTimes, ...]]:
         """Return, by model, the replay of these requests with their actual outputs."""
         lengths = {
@@ -183,7 +186,7 @@ class IndependentRequests:
             ]
             for name, own in self.by_model.items()
         }
-        return {name: of_model.served for name, of_model in replay_plan(self.plan, profiles, lengths).items()}
+        return {name: of_model.served for name, of_model in replay_plan(self.plan, profile_of, lengths).items()}
 
 
 @dataclass(frozen=True)
@@ -193,13 +196,17 @@ class PlannedCalls(ApplicationCalls):
     plan: Plan
 
     def predict(
-        self, results: Mapping[str, Result], profiles: Mapping[str, Profile]
+        self, results: Mapping[str, Result], profile_of: Callable[[PlannedModel], Profile]
     ) -> dict[str, tuple[RequestTimes, ...]]:
         """Return, by model, the replay of these calls with their actual outputs."""
         models = {node: model.name for node, model in self.application.models.items()}
         calls = self.application.lengths(self.in_turn)
         replayed = replay_calls(
-            self.plan, profiles, calls, models, lambda chain, prompt: len(results[chain.name].output_ids)
+            self.plan,
+            profile_of,
+            calls,
+            models,
+            lambda chain, prompt: len(results[chain.name].output_ids),
         )
         return replayed.served
 

@@ -10,7 +10,7 @@ from xcore.errors import Infeasible, InputError
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
 from xcore.specs.cluster import ClusterSpec
-from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.cluster_plan import Plan, PlannedModel, joined
 from xmulti.files.stage_plan import StagePlan
 from xmulti.plans.demands import ModelDemand
 from xmulti.plans.infeasible import no_room, nothing_fits, rates_missed
@@ -120,9 +120,15 @@ class Unsustained(Infeasible):
 
 
 def propose(
-    demands: tuple[ModelDemand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
+    demands: tuple[ModelDemand, ...],
+    cluster: ClusterSpec,
+    methods: tuple[str, ...],
+    kept: Frontiers | None = None,
+    most_replicas: int | None = None,
 ) -> list[Proposal]:
     """Return each method's proposal, the best one first. `kept` are frontiers of earlier plans.
+
+    `most_replicas`: the most groups of devices that a model may be in, where a method allows several; None: no limit.
 
     Raises:
         InputError: The only method can't plan these models.
@@ -133,7 +139,7 @@ def propose(
             methods, key=lambda method: method == "exegpt"
         ):  # exegpt comes last: it takes over better plans of the others
             try:
-                plan = _made(demands, cluster, method, known, kept, processes)
+                plan = _made(demands, cluster, method, known, kept, processes, most_replicas)
                 known[method] = Proposal(method, _with_directories(plan, demands))
             except (Infeasible, InputError) as error:
                 if len(methods) == 1 and isinstance(error, InputError):
@@ -142,14 +148,16 @@ def propose(
     return sorted(known.values(), key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
 
 
-def make_plan(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str) -> Plan:
-    """Return the plan of a method.
+def make_plan(
+    demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str, most_replicas: int | None = None
+) -> Plan:
+    """Return the plan of a method, with replicas as in `propose`.
 
     Raises:
         Infeasible: The plan doesn't sustain all rates, or the models don't fit; the message has the nearest plan.
     """
     with Processes(_worth(demands)) as processes:
-        return _made(demands, cluster, method, {}, None, processes)
+        return _made(demands, cluster, method, {}, None, processes, most_replicas)
 
 
 def _made(
@@ -159,12 +167,13 @@ def _made(
     known: dict[str, Proposal],
     kept: Frontiers | None,
     processes: Processes,
+    most_replicas: int | None,
 ) -> Plan:
     """Make a plan as `make_plan` does, with other methods' `known` plans and the `kept` frontiers of earlier plans."""
     frontiers = _frontiers(demands, method, kept) if method in _POLICIES else []
     if method == "exegpt":
-        return _joint(demands, cluster, known, frontiers, processes)
-    return _plan_of(demands, cluster, method, frontiers, processes)
+        return _joint(demands, cluster, known, frontiers, processes, most_replicas)
+    return _plan_of(demands, cluster, method, frontiers, processes, most_replicas)
 
 
 def _worth(demands: tuple[ModelDemand, ...]) -> int:
@@ -181,19 +190,20 @@ def _joint(
     known: dict[str, Proposal],
     frontiers: list[ModelFrontier],
     processes: Processes,
+    most_replicas: int | None,
 ) -> Plan:
     """Return the best of three kinds of plans: separate devices, the other methods' plans, and mixtures of both."""
     from xmulti.sharing.mixtures import SharedGroups
 
     try:
-        alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers, processes))
+        alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers, processes, 1))
     except Infeasible as error:
         alone = _no_plan("exegpt", error)
     proposals = [alone, *known.values()]
     level = _highest(proposals)
     if _may_share(demands, cluster):
         others = [method for method in _SHARING if method not in known]
-        proposals += _shared_above(demands, cluster, others, level, processes)
+        proposals += _shared_above(demands, cluster, others, level, processes, most_replicas)
     mixture = SharedGroups(demands, cluster, frontiers, processes, level)
     proposals += _mixed(mixture, demands, [p.plan or p.near for p in proposals])
     best = min(proposals, key=lambda proposal: proposal.order)
@@ -205,13 +215,18 @@ def _joint(
 
 
 def _shared_above(
-    demands: tuple[ModelDemand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
+    demands: tuple[ModelDemand, ...],
+    cluster: ClusterSpec,
+    methods: list[str],
+    level: float,
+    processes: Processes,
+    most_replicas: int | None,
 ) -> list[Proposal]:
     """Return the plans of sharing methods that exceed `level`; stop measuring a plan that doesn't."""
     placed, proposals = [], []
     for method in methods:
         try:
-            placed.append(_placed(demands, cluster, method, level))
+            placed += _placed(demands, cluster, method, level, most_replicas)
         except (Infeasible, InputError) as error:
             proposals.append(_no_plan(method, error))
     for plan in _measured(placed, demands, level, processes):
@@ -250,8 +265,8 @@ def _no_plan(method: str, error: Exception) -> Proposal:
 
 def _with_directories(plan: Plan, demands: tuple[ModelDemand, ...]) -> Plan:
     """Return the plan with the directories that are needed to run it."""
-    models = zip(plan.models, demands, strict=True)
-    return replace(plan, models=tuple(replace(model, directory=demand.directory) for model, demand in models))
+    directories = {demand.name: demand.directory for demand in demands}
+    return replace(plan, models=tuple(replace(model, directory=directories[model.name]) for model in plan.models))
 
 
 def _may_share(demands: tuple[ModelDemand, ...], cluster: ClusterSpec) -> bool:
@@ -268,6 +283,7 @@ def _plan_of(
     method: str,
     frontiers: list[ModelFrontier],
     processes: Processes,
+    most_replicas: int | None,
 ) -> Plan:
     """Return the plan of one method.
 
@@ -275,7 +291,8 @@ def _plan_of(
         Infeasible: It misses a rate.
     """
     if method in _SHARING:
-        (plan,) = _measured([_placed(demands, cluster, method, 0.0)], demands, 0.0, processes)
+        measured = _measured(_placed(demands, cluster, method, 0.0, most_replicas), demands, 0.0, processes)
+        plan = max(measured, key=lambda each: each.headroom or 0.0)
     else:
         with output.progress(f"budgets by {method}") as progress:
             plan = _dedicated(demands, cluster, method, frontiers, progress, processes)
@@ -292,35 +309,43 @@ def _frontiers(demands: tuple[ModelDemand, ...], method: str, kept: Frontiers | 
     return (kept or Frontiers()).of(demands, policies, tuple(policy for policy in _QUICK if policy in policies))
 
 
-def _placed(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str, level: float) -> Plan:
-    """Place models on shared devices, without a replay (see `_measured`)."""
+def _placed(
+    demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str, level: float, most_replicas: int | None
+) -> list[Plan]:
+    """Place models on shared devices, without a replay (see `_measured`); a plan without replicas comes first."""
     from xmulti.sharing.shared_devices import place_together
-    from xmulti.sharing.staged_placement import place_in_groups
+    from xmulti.sharing.staged_placement import Rule, place_in_groups
 
     with output.progress(f"budgets by {method}") as progress:
         if method in ("seallm", "alpaserve"):
-            models = place_in_groups(demands, cluster, "priority" if method == "seallm" else "time", progress, level)
+            rule: Rule = "priority" if method == "seallm" else "time"
+            ways = place_in_groups(demands, cluster, rule, progress, level, most_replicas)
         else:
-            models = place_together(demands, cluster, "space" if method == "muxserve" else "time", progress)
-    return Plan(Plan.VERSION, method, cluster, tuple(models))
+            ways = [place_together(demands, cluster, "space" if method == "muxserve" else "time", progress)]
+    return [Plan(Plan.VERSION, method, cluster, tuple(models)) for models in ways]
 
 
 def _measured(
     placed: Sequence[Plan], demands: tuple[ModelDemand, ...], level: float, processes: Processes
 ) -> list[Plan]:
-    """Replay the units of all plans. A unit below `level` gets goodput 0.
+    """Replay the units of all plans, those joined by replicas together. A unit below `level` gets goodput 0.
 
     If a model with separate devices is below `level`, so is its plan: the plan's shared devices aren't measured.
     """
     by_name = {demand.name: demand for demand in demands}
-    units = [(number, unit) for number, plan in enumerate(placed) for unit in plan.units]
-    alone = _replayed([each for each in units if each[1][0].share is None], by_name, level, processes)
+    units = [
+        (number, tuple(model for unit in units for model in unit))
+        for number, plan in enumerate(placed)
+        for units in joined(plan.units)
+    ]
+    separate = [each for each in units if len(each[1]) == 1]
+    alone = _replayed(separate, by_name, level, processes)
     below = {number for (number, _), model in alone.items() if not model.goodput_seq_s}
-    sharing = [each for each in units if each[1][0].share is not None and each[0] not in below]
-    unmeasured = {(number, model.name): model for number, unit in units for model in unit}
+    sharing = [each for each in units if len(each[1]) > 1 and each[0] not in below]
+    unmeasured = {(number, model.key): model for number, unit in units for model in unit}
     models = unmeasured | alone | _replayed(sharing, by_name, level, processes)
     return [
-        replace(plan, models=tuple(models[number, demand.name] for demand in demands))
+        replace(plan, models=tuple(models[number, model.key] for model in plan.models))
         for number, plan in enumerate(placed)
     ]
 
@@ -330,12 +355,12 @@ def _replayed(
     demands: dict[str, ModelDemand],
     level: float,
     processes: Processes,
-) -> dict[tuple[int, str], PlannedModel]:
-    """Return the models of units with their performance, by the number of their plan and their name."""
+) -> "dict[tuple[int, tuple[str, tuple[int, ...]]], PlannedModel]":
+    """Return the models of units with their performance, by the number of their plan and their key."""
     from xmulti.plans.plan_evaluation import evaluated
 
     replayed = processes.each(evaluated, [(unit, demands, None, level) for _, unit in units])
-    return {(number, model.name): model for (number, _), unit in zip(units, replayed, strict=True) for model in unit}
+    return {(number, model.key): model for (number, _), unit in zip(units, replayed, strict=True) for model in unit}
 
 
 def _dedicated(

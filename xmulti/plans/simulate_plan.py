@@ -8,7 +8,7 @@ from pathlib import Path
 from xcore import document
 from xcore.duration import duration_text
 from xcore.quantity import NOTHING, figure_text, percent_text
-from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.cluster_plan import Plan, PlannedModel, joined
 from xcore.specs.iteration_profile import IterationProfile
 from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.timeline import Timeline, chrome_trace
@@ -19,7 +19,8 @@ from xcore.traces.trace import read_model_trace
 from xmulti.files.models_file import check_requests, profiles_by_model
 from xmulti.plans.plan_evaluation import in_one_time, in_time
 from xmulti.serving.planned_units import check_models, check_schedule, read_plan_file
-from xmulti.sharing.plan_replay import AnyProfile, ModelReplay, replay_plan
+from xmulti.sharing.plan_replay import ModelReplay, replay_plan
+from xmulti.sharing.unit_loads import AnyProfile
 from xprofiler import rooflines
 from xprofiler.profiles import as_found, find_profile
 
@@ -57,26 +58,24 @@ def simulate_plan(
     trace. `scale` decides whether its lengths are scaled to the models' contexts.
     """
     plan = read_plan_file(path)
-    check_models(plan, f"'{path}'")
+    names = check_models(plan, f"'{path}'")
     for model in plan.models:
         check_schedule(model)
-    files = profiles_by_model(profile, [model.name for model in plan.models], path)
+    files = profiles_by_model(profile, names, path)
     assumptions: list[str] = []
-    if trace:
-        requests = read_model_trace(trace, [model.name for model in plan.models], columns, assumptions.append)
-    else:
-        requests = _drawn(plan)
-    profiles: dict[str, AnyProfile] = {}
+    requests = read_model_trace(trace, names, columns, assumptions.append) if trace else _drawn(plan)
+    profiles: dict[tuple[str, tuple[int, ...]], AnyProfile] = {}
     assumptions += _fit_contexts(requests, plan, scale)
     for model in plan.models:
-        profiles[model.name], assumed = _profile(model, files.get(model.name))
-        assumptions.append(f"{model.name}: {assumed}")
+        profiles[model.key], assumed = _profile(model, files.get(model.name))
+        if (text := f"{model.name}: {assumed}") not in assumptions:
+            assumptions.append(text)
     begin_s = time.perf_counter()
-    replays = replay_plan(plan, profiles, requests, timeline=timeline is not None)
+    replays = replay_plan(plan, lambda model: profiles[model.key], requests, timeline=timeline is not None)
     wall_s = time.perf_counter() - begin_s
     if timeline:
         _write_timeline(timeline, replays)
-    shown = [(model, replays[model.name]) for model in plan.models if model.name in replays]
+    shown = [(replicas[0], replays[name]) for name, replicas in plan.replicas.items() if name in replays]
     facts = {"models": [_facts(*of_model) for of_model in shown], "wall_seconds": wall_s}
     return PlanPrediction(plan, facts, [_row(*of_model) for of_model in shown], tuple(assumptions))
 
@@ -92,12 +91,12 @@ def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
 def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan, scale: bool) -> list[str]:
     """Leave out or scale the requests that exceed a model's context, and return sentences about this."""
     notes = []
-    for model in plan.models:
-        if of_model := requests.get(model.name):
-            spec = model.schedule.model.spec
-            fit, scaling = fit_context(Workload.from_requests(model.name, of_model), spec, scale)
-            requests[model.name] = list(fit.requests or ())
-            notes += [f"{model.name}: {text}" for text in scaling]
+    for name, replicas in plan.replicas.items():
+        if of_model := requests.get(name):
+            spec = replicas[0].schedule.model.spec
+            fit, scaling = fit_context(Workload.from_requests(name, of_model), spec, scale)
+            requests[name] = list(fit.requests or ())
+            notes += [f"{name}: {text}" for text in scaling]
     return notes
 
 
@@ -107,10 +106,10 @@ def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
     Equal models get different requests, since otherwise their requests would arrive at the same times.
     """
     counts: dict[str, int] = {}
-    for unit in plan.units:
-        rates = {model.name: model.rate_seq_s for model in unit if model.rate_seq_s}
+    for units in joined(plan.units):
+        rates = {model.name: model.rate_seq_s for unit in units for model in unit if model.rate_seq_s}
         counts |= in_one_time(dict.fromkeys(rates, REQUESTS), rates, MOST) if rates else {}
-    return {model.name: _drawn_of(model, counts.get(model.name), place) for place, model in enumerate(plan.models)}
+    return {n: _drawn_of(of_n[0], counts.get(n), place) for place, (n, of_n) in enumerate(plan.replicas.items())}
 
 
 def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[RequestLengths]:
@@ -154,6 +153,7 @@ def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, object]:
     return {
         "name": model.name,
         "requests": len(served),
+        "replicas": list(replayed.sent),
         "seconds": seconds,
         "throughput_seq_s": len(served) / seconds,
         "throughput_tok_s": sum(s.output_tokens for s in served) / seconds,

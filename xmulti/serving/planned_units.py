@@ -65,15 +65,11 @@ def check_models(plan: Plan, what: str) -> list[str]:
     """Return the names of a plan's models.
 
     Raises:
-        InputError: There are none, or two have the same name.
+        InputError: There are none.
     """
-    names = [model.name for model in plan.models]
-    if not names or len(set(names)) < len(names):
-        raise InputError(
-            f"{what} has the models {', '.join(names) or 'none'}: it needs at least one, with unique names; run "
-            "`exegpt plan` again."
-        )
-    return names
+    if not plan.models:
+        raise InputError(f"{what} has no models: it needs at least one; run `exegpt plan` again.")
+    return list(plan.replicas)
 
 
 def check_names(directories: Mapping[str, str], names: Sequence[str], what: str) -> None:
@@ -131,12 +127,35 @@ def check_schedule(model: PlannedModel) -> None:
         )
 
 
+def in_places(asked: Plan, current: Plan) -> Plan:
+    """Return a plan with its models in the places of the current one.
+
+    Engines connect by places. So a replica keeps its place if it stays on its devices; the others take the rest.
+
+    Raises:
+        InputError: A model has another number of replicas.
+    """
+    held = {model.key for model in current.models}
+    staying = {model.key: model for model in asked.models if model.key in held}
+    moving = {name: [r for r in replicas if r.key not in staying] for name, replicas in asked.replicas.items()}
+    models = []
+    for model in current.models:
+        left = moving.get(model.name, [])
+        if model.key not in staying and not left:
+            break
+        models.append(staying.get(model.key) or left.pop(0))
+    if len(models) != len(current.models) or any(moving.values()):
+        counts = ", ".join(f"{len(replicas)} of '{name}'" for name, replicas in current.replicas.items())
+        raise InputError(f"The plan must have as many replicas of each model as this server: {counts}.")
+    return replace(asked, models=tuple(models))
+
+
 def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tuple[EngineUnitOptions, ...]:
     """Return the engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`.
 
     `threads` are those of a CPU device; None: an equal share of the cores.
     """
-    places = {model.name: place for place, model in enumerate(plan.models)}
+    places = {model.key: place for place, model in enumerate(plan.models)}
     used = sum(len(unit[0].devices) for unit in plan.units)
     threads = threads or max(1, usable_cpus() // used)
     units = []
@@ -144,11 +163,11 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
         first = unit[0]
         arguments = [*flags, "--threads", str(threads)]
         if len(unit) == 1:
-            units.append(unit_alone(first, places[first.name], arguments, plan.cluster))
+            units.append(unit_alone(first, places[first.key], arguments, plan.cluster))
             continue
         arguments = ["--unit", str(number), *arguments]
         documents: dict[str, Spec] = {"--plan": plan}
-        models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.name]) for m in unit)
+        models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.key]) for m in unit)
         environment, follows = _environment(unit, plan.cluster), tuple(map(_follows, unit))
         units.append(EngineUnitOptions(models, tuple(arguments), documents, len(first.devices), environment, follows))
     return tuple(units)

@@ -71,6 +71,8 @@ def why_not_watched(plan: Plan) -> str:
 
     if plan.method not in METHODS:
         return f"its method '{plan.method}' is none of {', '.join(METHODS)}"
+    if several := next((name for name, replicas in plan.replicas.items() if len(replicas) > 1), None):
+        return f"model '{several}' has several replicas"
     unrated = next((model.name for model in plan.models if not model.rate_seq_s), None)
     return f"model '{unrated}' was planned without a rate" if unrated else ""
 
@@ -143,7 +145,7 @@ def replan(replan_input: ReplanInput) -> Replanned:
     was, now = at_rates_of(plan, planned).headroom or 0.0, held.headroom or 0.0
     if now >= max(was, ROOM):
         return Replanned(None, f"all models can reach {figure_text(now)} times their rates", error=error)
-    (proposal,) = propose(demands, plan.cluster, (plan.method,))
+    (proposal,) = propose(demands, plan.cluster, (plan.method,), most_replicas=1)
     found = proposal.plan or proposal.near
     if found is None:
         return Replanned(None, proposal.why_not, True, error)

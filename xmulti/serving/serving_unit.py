@@ -22,7 +22,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xmulti.rank.multiprocessors import Unavailable, streams_on_shares
 from xmulti.rank.rank_unit import RankUnit
-from xmulti.sharing.plan_replay import order_of
+from xmulti.sharing.unit_loads import order_of
 from xprofiler.present_speed import speed_now
 from xprofiler.profiles import measured_profile, profile_text
 from xrunner.comm.ranks import Ranks

@@ -47,8 +47,8 @@ class StartedUnit(EngineUnit):
 @contextlib.asynccontextmanager
 async def started(
     units: Sequence[EngineUnitOptions], starts: int, end_in_turn: bool = False
-) -> AsyncIterator[dict[str, EngineLink]]:
-    """Yield links to the engines by model, once all have opened; `starts` engines may start at once.
+) -> AsyncIterator[dict[int, EngineLink]]:
+    """Yield links to the engines by their models' places, once all have opened; `starts` engines may start at once.
 
     The engines stop at the end of the context, all at once or one after the other. This affects the speed that they
     report.
@@ -57,9 +57,11 @@ async def started(
         InputError: An engine doesn't start.
     """
     with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
-        of_all = {str(model.name): EngineLink() for unit in units for model in unit.models}
+        of_all = {model.place: EngineLink() for unit in units for model in unit.models}
         turns = asyncio.Semaphore(starts)
-        engines = [StartedUnit(unit, of_all, Path(name), turns) for unit in units]
+        engines = [
+            StartedUnit(unit, {str(m.name): of_all[m.place] for m in unit.models}, Path(name), turns) for unit in units
+        ]
         for engine in engines:
             await engine.listen()
         running, limit_s = [asyncio.ensure_future(engine.run()) for engine in engines], DRAIN_LIMIT_S

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from xcore.batching import Hints, Sequence
+from xcore.batching.dispatch import fewest_requests
 from xcore.policies.sharing import Sharing
 from xcore.specs.request_times import RequestTimes
 from xcore.specs.workload import RequestLengths
@@ -127,7 +128,7 @@ class SimulatedCluster:
         hosts = self._hosts(name)
         for running in hosts:
             run([running.unit], now)
-        fewest = min(hosts, key=lambda running: running.requests(now))
+        fewest = hosts[fewest_requests([running.requests(now) for running in hosts])]
         fewest.unit.submit(fewest.tenants[name], sequence)
 
     def replace(self, engines: Items[SharedEngine], now: float, stopped_s: float = 0.0) -> float:

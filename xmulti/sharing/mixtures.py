@@ -83,7 +83,8 @@ class SharedGroups:
         seeds: dict[Part, list[tuple[PlannedModel, ...]]] = {}
         for plan in plans:
             self.seconds = min(self.seconds, max((model.seconds or 0.0 for model in plan.models), default=0.0))
-        for unit in (unit for plan in plans for unit in plan.units):
+        single = [plan for plan in plans if len(plan.replicas) == len(plan.models)]  # a model is in one group
+        for unit in (unit for plan in single for unit in plan.units):
             part = tuple(sorted(places[model.name] for model in unit)), len(unit[0].devices)
             seeds.setdefault(part, []).append(unit)
         return seeds

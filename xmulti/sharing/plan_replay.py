@@ -1,48 +1,24 @@
-"""Requests of several models through a plan: models with separate devices, and units that share devices."""
+"""Requests of several models through a plan: models with separate devices, units that share devices, and replicas."""
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from xcore.batching import Hints, Order, deal
-from xcore.batching.kv_pool import KVPool
-from xcore.batching.shared_pool import block_of, least_quota, shared_pools
-from xcore.errors import InputError
-from xcore.orders import fcfs
-from xcore.orders.doubling_budget import DoublingBudget
-from xcore.policies import orca
-from xcore.policies.one_phase import OnePhasePolicy
-from xcore.policies.priority_sharing import PrioritySharing
-from xcore.policies.sharing import Sharing, SpatialSharing, TimeSharing
-from xcore.specs.cluster_plan import Plan, PlannedModel, Share
-from xcore.specs.iteration_profile import IterationProfile
-from xcore.specs.model import activation_bytes
+from xcore.batching import Sequence, deal
+from xcore.specs.cluster_plan import Plan, PlannedModel, Share, Unit, joined, units_of
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes, RequestTimesColumns
 from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Span
 from xcore.specs.workload import RequestLengths
-from xmulti.sharing.iteration_cost import IterationCost, ProfileCost, TableCost, sharing_overhead
-from xmulti.sharing.replay import ModelLoad, Stop, replay_unit
-from xsimulator.cost.batch_one_latency import batch_one_times
-from xsimulator.cost.cost_model import ReplicaCost
+from xmulti.sharing.plan_engines import PlanEngines, ProfileOf
+from xmulti.sharing.replay import Stop, replay_unit
+from xmulti.sharing.unit_loads import CONTENTION, AnyProfile, loads_of, overhead_of, rule_of
 from xsimulator.replay.compiled import Replicas, RequestArrays, is_compiled
 from xsimulator.replay.event_simulator import replay
-
-CONTENTION = 1.0
-"""Factor by which iterations take longer during another model's: 1, since for most models it hasn't been measured."""
-SAMPLES = 500
-"""Number of requests from which a service's time alone is estimated."""
-
-
-AnyProfile = Profile | IterationProfile
-"""A profile of a model's layers, or of its complete iterations.
-
-With the latter, models with separate devices run prompts and decoding separately too.
-"""
 
 
 @dataclass(frozen=True)
@@ -54,25 +30,66 @@ class ModelReplay:
     preemptions: int
     spans: tuple[Span, ...] = ()
     """Numbered by the plan's devices; empty if they weren't asked for."""
+    sent: tuple[int, ...] = ()
+    """The number of requests that each replica got; empty without replicas."""
 
 
 def replay_plan(
-    plan: Plan,
-    profiles: Mapping[str, AnyProfile],
-    requests: Mapping[str, Items[RequestLengths]],
-    timeline: bool = False,
+    plan: Plan, profile_of: ProfileOf, requests: Mapping[str, Items[RequestLengths]], timeline: bool = False
 ) -> dict[str, ModelReplay]:
     """Run every model's requests through a plan.
 
-    Profiles and requests are by model name; requests may be for only some models of the plan.
+    Requests are by model name; they may be for only some models of the plan.
 
     Raises:
         InputError: A model's cache could not hold a request.
     """
     replays: dict[str, ModelReplay] = {}
-    for unit in plan.units:
-        asked = [model for model in unit if model.name in requests]
-        replays |= replay_models(asked, profiles, requests, timeline) if asked else {}
+    for units in joined(units_of(model for model in plan.models if model.name in requests)):
+        replays |= replay_joined(units, profile_of, requests, timeline)
+    return replays
+
+
+def replay_joined(
+    units: Items[Unit],
+    profile_of: ProfileOf,
+    requests: Mapping[str, Items[RequestLengths]],
+    timeline: bool = False,
+    stop: Stop | None = None,
+) -> dict[str, ModelReplay]:
+    """Replay one unit, or several over which models' replicas are spread. `stop` ends it early."""
+    if len(units) > 1:
+        return _dispatched(units, profile_of, requests, timeline, stop)
+    (unit,) = units
+    return replay_models(unit, {model.name: profile_of(model) for model in unit}, requests, timeline, stop)
+
+
+def _dispatched(
+    units: Items[Unit],
+    profile_of: ProfileOf,
+    requests: Mapping[str, Items[RequestLengths]],
+    timeline: bool,
+    stop: Stop | None,
+) -> dict[str, ModelReplay]:
+    """Replay units with a dispatcher, which sends each request to a replica."""
+    names = list(dict.fromkeys(model.name for unit in units for model in unit))
+    engines = PlanEngines(units, profile_of, max(len(requests[name]) for name in names), timeline)
+    for name in names:
+        for i, request in enumerate(requests[name]):
+            engines.dispatcher.submit(name, Sequence(i, request.input, request.output, request.arrival_s))
+    for now, _ in engines.run():
+        if stop and stop(engines.served, now):
+            break
+    for engine in engines.each:
+        engine.check()
+    sent = Counter((engine, name) for (name, _), engine in engines.dispatcher.sent.items())
+    replays = {}
+    for name in names:
+        hosts = [(engine, model) for engine in engines.each for model in engine.unit if model.name == name]
+        preemptions = sum(engine.preemptions(name) for engine, _ in hosts)
+        spans = tuple(span for engine, model in hosts for span in _moved(engine.spans(model), model))
+        of_replicas = tuple(sent[engine, name] for engine, _ in hosts) if len(hosts) > 1 else ()
+        replays[name] = ModelReplay(engines.in_order(name), preemptions, spans, of_replicas)
     return replays
 
 
@@ -103,25 +120,6 @@ def replay_models(
     }
 
 
-def rule_of(share: Share) -> Sharing:
-    """Return the rule that decides which of a unit's models runs next."""
-    if share.by == "priority":
-        return PrioritySharing(prompts_first=True)
-    return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SpatialSharing()
-
-
-def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -> float:
-    """Return the factor by which iterations take longer because the models' caches share one memory.
-
-    This is the published factor, unless the time of switching models was measured on this machine.
-    """
-    assert unit[0].share is not None, "they share their devices"
-    if all(isinstance(p := profiles[model.name], Profile) and p.switch for model in unit):
-        return 1.0
-    schedules = [model.schedule for model in unit] if unit[0].share.pool == "merged" else []
-    return sharing_overhead([block_of(s.model.spec, s.block_size, s.kv_dtype)[0] for s in schedules])
-
-
 def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> RequestTimesColumns:
     """Return the served requests under a schedule with separate devices, in no order.
 
@@ -140,71 +138,6 @@ def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLe
         assert times is not None, "no bound ends it"
         served.append((outputs, arrivals, times.started, times.first, times.finished))
     return RequestTimesColumns(*map(np.concatenate, zip(*served, strict=True)))
-
-
-def loads_of(
-    unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
-) -> list[ModelLoad]:
-    """Return the loads of models that share devices, each with its pool.
-
-    A model that isn't in `requests` has no requests.
-    """
-    _, pools = shared_pools([model.schedule for model in unit], unit[0].share.pool if unit[0].share else "quotas")
-    read = [_read_bytes(model.schedule) for model in unit]
-    return [
-        _load(model, pool, profiles[model.name], requests.get(model.name, ()), sum(read) - own)
-        for model, pool, own in zip(unit, pools, read, strict=True)
-    ]
-
-
-def _read_bytes(schedule: Schedule) -> float:
-    """Return the bytes of weights that an iteration reads on each device: the head is not split."""
-    spec, tp = schedule.model.spec, schedule.stages[0].tp
-    head = spec.vocab * spec.hidden * activation_bytes(schedule.dtype)
-    return head + spec.layers * spec.layer_bytes(tp, schedule.dtype)
-
-
-def _load(
-    model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths], other_bytes: float
-) -> ModelLoad:
-    cost, (order, known) = _cost(model.schedule, profile), order_of(model, profile)
-    limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
-    least = least_quota(model.schedule) if model.share and model.share.pool == "quotas" else None
-    in_turn = model.share is not None and model.share.by != "space"
-    switch_s, front_end_s = 0.0, profile.front_end_s if isinstance(profile, Profile) else 0.0
-    if in_turn and isinstance(profile, Profile):
-        switch_s = profile.switch_seconds(other_bytes, model.schedule.stages[0].tp)
-    hints = (known,) * len(requests) if known else ()
-    return ModelLoad(model.name, cost, requests, pool, limits, order, hints, least, switch_s, front_end_s)
-
-
-def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
-    if isinstance(profile, Profile):
-        return ProfileCost(ReplicaCost.of(schedule, profile))
-    if schedule.policy != orca.TRAITS.name or len(schedule.stages) > 1 or schedule.replicas > 1:
-        raise InputError(
-            f"The iterations of {profile.model} are for either prefill or decode on one group of devices, but its "
-            f"schedule has policy '{schedule.policy}', {len(schedule.stages)} stages and {schedule.replicas} "
-            "replicas: replay it with a profile of layers."
-        )
-    return TableCost(profile, schedule.stages[0].tp)
-
-
-def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | None]:
-    """Return the model's order and its hints (None: no hints)."""
-    if model.share is None or model.share.by != "priority":
-        return fcfs, None
-    if not isinstance(profile, Profile):
-        raise InputError(f"Model '{model.name}' shares by priority: replay it with a profile of layers.")
-    times = service_times(model.schedule, ReplicaCost.of(model.schedule, profile))
-    known = Hints(service=model.name, service_time_s=float(times.mean()), service_sd_s=float(times.std()))
-    return DoublingBudget(executed=True), known
-
-
-def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float64]:
-    """Return the seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
-    drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.longest_request)
-    return batch_one_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
 
 
 def _moved(spans: Items[Span], model: PlannedModel) -> tuple[Span, ...]:

@@ -1,7 +1,8 @@
 """SeaLLM's placement of models on shared devices: models to groups of one degree, for the degree with the best replays.
 
 Models share merged blocks and run by their requests' priorities, or in order of arrival as in the AlpaServe with which
-SeaLLM is compared. A model is in one group: a plan has each of its models once.
+SeaLLM is compared. A model may be in several groups, each with a replica of it. In the replays of a placement, the
+replicas of a model take its requests in turn. So the results of a group depend on its own models alone.
 """
 
 import functools
@@ -37,16 +38,21 @@ def place_in_groups(
     by: Rule,
     progress: Callable[[int, int], None],
     level: float = 0.0,
-) -> list[PlannedModel]:
+    most_replicas: int | None = None,
+) -> list[list[PlannedModel]]:
     """Return models with rates, placed by SeaLLM's placement with replays under a rule of sharing.
 
-    In groups that don't sustain their rates times `level`, all requests count as late.
+    In groups that don't sustain their rates times `level`, all requests count as late. `most_replicas`: the most
+    groups that a model may be in; None: no limit.
+
+    Returns:
+        The best placement with each model in one group, then the best with replicas, if its replays are better.
 
     Raises:
         InputError: A model has no rate, or can't share.
         Infeasible: No placement has room for all.
     """
-    from xmulti.stages.two_stage import MOST, Service, place_in_stages
+    from xmulti.stages.two_stage import MOST, Service, placements
 
     groups = Groups(demands, cluster, by, level)
     if len(demands) > MOST * cluster.devices:
@@ -58,12 +64,12 @@ def place_in_groups(
     requests = drawn(groups.demands)
     services = [Service(d.name, d.rate_seq_s or 0.0, requests[d.name].count(1.0)) for d in demands]
     nodes = (cluster.nodes, cluster.devices_per_node)
-    placed = place_in_stages(services, *nodes, groups.have_room, groups.outcomes, replicas=False, progress=progress)
-    if placed is None:
+    of_degrees = placements(services, *nodes, groups.have_room, groups.outcomes, most_replicas, progress)
+    if not of_degrees:
         raise no_room_together(demands, cluster)
-    units = [groups.planned(group.devices, group.services) for group in placed.groups if group.services]
-    planned = {model.name: model for unit in units for model in unit}
-    return [planned[demand.name] for demand in demands]
+    alone = min((of_degree[0] for of_degree in of_degrees), key=lambda placed: placed.order)
+    best = min((placed for of_degree in of_degrees for placed in of_degree), key=lambda placed: placed.order)
+    return [groups.models(placed.groups) for placed in ([alone, best] if best.order < alone.order else [alone])]
 
 
 class Groups:
@@ -101,34 +107,55 @@ class Groups:
             mesh, self._placer.kv_bytes(mesh), self.demands, self._cluster, Share(self._by, 1.0, "merged")
         )
 
+    def models(self, groups: "Sequence[ServiceGroup]") -> list[PlannedModel]:
+        """Return the models of groups that have room for them, in the order of the demands."""
+        planned = [model for group in groups if group.services for model in self.planned(group.devices, group.services)]
+        return [model for name in self.demands for model in planned if model.name == name]
+
     def outcomes(self, groups: "tuple[ServiceGroup, ...]") -> "dict[str, ServiceOutcome]":
         """Return the simulated results of the models of some groups."""
-        served = [self._replayed(len(group.devices), group.services) for group in groups if group.services]
-        return {name: outcome for of_group in served for name, outcome in of_group.items()}
+        from xmulti.stages.two_stage import ServiceOutcome
 
-    def _replay(self, devices: int, names: tuple[str, ...]) -> "dict[str, ServiceOutcome]":
+        hosts: dict[str, list[ServiceGroup]] = {}
+        for group in groups:
+            for name in group.services:
+                hosts.setdefault(name, []).append(group)
+        results: dict[str, list[tuple[float, float]]] = {name: [] for name in hosts}
+        for group in groups:
+            if group.services:
+                turns = tuple((name, hosts[name].index(group), len(hosts[name])) for name in group.services)
+                for name, result in self._replayed(len(group.devices), turns).items():
+                    results[name].append(result)
+        counts = {name: self._requests[name].count(1.0) for name in hosts}  # the same whatever shares the devices
+        means = {name: np.mean(of_replicas, axis=0).tolist() for name, of_replicas in results.items()}
+        return {
+            name: ServiceOutcome(round(counts[name] * late), normalised, counts[name])
+            for name, (late, normalised) in means.items()
+        }
+
+    def _replay(self, devices: int, turns: tuple[tuple[str, int, int], ...]) -> dict[str, tuple[float, float]]:
         """Return the results of replaying the requests with which plans are measured.
 
-        A request is late beyond its model's bound, or without one beyond `SLO` times the mean time alone.
+        `turns` are the group's models, each with its replica's index and the number of its replicas. The results are
+        the share of late requests, and the mean latency relative to the mean time alone. A request is late beyond its
+        model's bound, or without one beyond `SLO` times the mean time alone.
         """
-        from xmulti.sharing.plan_replay import service_times
-        from xmulti.stages.two_stage import ServiceOutcome
+        from xmulti.sharing.unit_loads import service_times
         from xsimulator.cost.cost_model import ReplicaCost
 
-        unit, found = self.planned(tuple(range(devices)), names), {}
-        trial = Trial(unit, self.demands, self._requests)
+        unit, found = self.planned(tuple(range(devices)), tuple(name for name, _, _ in turns)), {}
+        parts = {name: (turn, replicas) for name, turn, replicas in turns}
+        trial = Trial(unit, self.demands, self._requests, parts)
         if self._level and not trial.sustained(self._level):
-            counts = {name: self._requests[name].count(1.0) for name in names}
-            return {name: ServiceOutcome(count, math.inf, count) for name, count in counts.items()}
+            return dict.fromkeys(parts, (1.0, math.inf))
         served = trial.replayed(1.0)
         for model in unit:
             demand = self.demands[model.name]
             replica = ReplicaCost.of(model.schedule, demand.setting.profile)
             mean_s = float(service_times(model.schedule, replica).mean())
             latency = served[model.name].latencies("arrival")["latency"]
-            count = self._requests[model.name].count(1.0)  # the same whatever shares the devices
-            late = round(count * float(np.mean(latency > (demand.bound_s or SLO * mean_s))))
-            found[model.name] = ServiceOutcome(late, float(latency.mean()) / mean_s, count)
+            late = float(np.mean(latency > (demand.bound_s or SLO * mean_s)))
+            found[model.name] = late, float(latency.mean()) / mean_s
         return found
 
     def _mesh(self, devices: tuple[int, ...], names: tuple[str, ...]) -> "Mesh | None":

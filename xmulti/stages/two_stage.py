@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 
 ALPHA = 1e-4
 """SeaLLM's weight of latencies in the unserved index."""
+IMPROVES, PATIENCE = 0.01, 3
+"""Least share by which replicas must lower latencies, and how many in a row may fail to, where a search may give up."""
 MOST = 2
 """Maximum number of services in a group (SeaLLM: limited by memory)."""
 
@@ -85,6 +87,12 @@ class Placed:
         """The sort key of placements; lower is better."""
         return -self.in_time, self.normalised
 
+    def improves(self, other: "Placed") -> bool:
+        """Return whether more requests are in time than in another placement, or as many, clearly sooner."""
+        if self.in_time != other.in_time:
+            return self.in_time > other.in_time
+        return self.normalised < (1 - IMPROVES) * other.normalised
+
 
 def place_in_stages(
     services: Sequence[Service],
@@ -92,22 +100,48 @@ def place_in_stages(
     devices_per_node: int,
     fits: Fits,
     score: Scorer,
-    replicas: bool = True,
+    most_replicas: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Placed | None:
-    """Return the best placement over all degrees; None if none has every service.
+    """Return the best of the placements that Algorithm 1 reaches, over all degrees; None if none has every service.
 
-    `replicas`: whether a service may be in several groups.
+    `most_replicas`: the most groups that a service may be in; None: no limit.
+    """
+    of_degrees = placements(services, nodes, devices_per_node, fits, score, most_replicas, progress, False)
+    return min((of_degree[-1] for of_degree in of_degrees), key=lambda placed: placed.order, default=None)
+
+
+def placements(
+    services: Sequence[Service],
+    nodes: int,
+    devices_per_node: int,
+    fits: Fits,
+    score: Scorer,
+    most_replicas: int | None,
+    progress: Callable[[int, int], None],
+    gives_up: bool = True,
+) -> list[list[Placed]]:
+    """Return, for each degree that has room, the placements with every service on the way of Algorithm 1.
+
+    The first has each service in one group; each other has one replica more than the one before it. Algorithm 1 takes
+    the last one. With `gives_up`, a degree ends after `PATIENCE` replicas in a row that don't improve on the best.
     """
     degrees = [1 << k for k in range(devices_per_node.bit_length())]
-    placed = []
+    found = []
     for number, tp in enumerate(degrees):
         progress(number, len(degrees))
         groups = partition(services, nodes, devices_per_node, tp, fits)
-        found = _allocated(services, groups, fits, score, replicas) if groups else None
-        if found:
-            placed.append(summary(tp, found, score(found)))
-    return min(placed, key=lambda entry: entry.order, default=None)
+        of_degree: list[Placed] = []
+        for allocated in _allocations(services, groups, fits, score, most_replicas) if groups else ():
+            of_degree.append(summary(tp, allocated, score(allocated)))
+            latest = of_degree[-PATIENCE:]
+            if gives_up and len(of_degree) > PATIENCE:
+                best = min(of_degree[:-PATIENCE], key=lambda placed: placed.order)
+                if not any(placed.improves(best) for placed in latest):
+                    break
+        if of_degree:
+            found.append(of_degree)
+    return found
 
 
 def partition(
@@ -179,23 +213,26 @@ def _has_room(
     return True
 
 
-def _allocated(
-    services: Sequence[Service], groups: tuple[ServiceGroup, ...], fits: Fits, score: Scorer, replicas: bool
-) -> tuple[ServiceGroup, ...] | None:
-    """Return the second stage; None if a service stays without a group."""
+def _allocations(
+    services: Sequence[Service],
+    groups: tuple[ServiceGroup, ...],
+    fits: Fits,
+    score: Scorer,
+    most_replicas: int | None,
+) -> Iterator[tuple[ServiceGroup, ...]]:
+    """Yield the allocations of the second stage in which every service has a group, each with one replica more."""
     rates = {service.name: service.rate_seq_s for service in services}
-    while True:
-        places = _places(groups)
-        missing = [service for service in services if service.name not in places]
-        outcomes = (
-            score(groups) if replicas and not missing else {}
-        )  # missing services are ordered by their numbers of requests
-        again = services if replicas else ()
-        order = sorted(missing or again, key=lambda s: _urgency(s, outcomes))
-        found = next(_choices(groups, order, places, rates, fits), None)
-        if found is None:
-            return groups if set(places) == set(rates) else None
-        groups = found
+    found: tuple[ServiceGroup, ...] | None = groups
+    while found is not None:
+        groups, places = found, _places(found)
+        order = [service for service in services if service.name not in places]
+        outcomes: Mapping[str, ServiceOutcome] = {}  # missing services are ordered by their numbers of requests
+        if not order:
+            yield groups
+            order = [s for s in services if most_replicas is None or places[s.name] < most_replicas]
+            outcomes = score(groups) if order else {}
+        by_urgency = sorted(order, key=lambda service: _urgency(service, outcomes))
+        found = next(_choices(groups, by_urgency, places, rates, fits), None)
 
 
 def _places(groups: Sequence[ServiceGroup]) -> dict[str, int]:

@@ -167,17 +167,18 @@ class EngineUnit:
         """
         for option, spec in self._documents.items():
             path = self._directory / f"{option.strip('-')}-{self.options.models[0].place}.json"
-            document.write(path, with_room_for(self.links, spec))
+            places = (model.place for model in self.options.models)
+            document.write(path, with_room_for(dict(zip(places, self.links.values(), strict=True)), spec))
             if option not in self._arguments:
                 self._arguments += [option, ""]
             self._arguments[self._arguments.index(option) + 1] = str(path)
 
 
-def with_room_for(links: Mapping[str, EngineLink], spec: Spec) -> Spec:
+def with_room_for(links: Mapping[int, EngineLink], spec: Spec) -> Spec:
     """Return a schedule or a plan with at least the KV blocks that each unanswered request needs.
 
-    A schedule is for the only link of `links`; a plan contains the models of `links`. Requests have been accepted, but
-    the schedule may be for shorter ones.
+    A schedule is for the only link of `links`; a plan has the models of `links` at these places. Requests have been
+    accepted, but the schedule may be for shorter ones.
     """
     if isinstance(spec, Schedule):
         (link,) = links.values()
@@ -185,17 +186,17 @@ def with_room_for(links: Mapping[str, EngineLink], spec: Spec) -> Spec:
     return _plan_with_room(spec, links) if isinstance(spec, Plan) else spec
 
 
-def _plan_with_room(plan: Plan, links: Mapping[str, EngineLink]) -> Plan:
-    ours = [model for model in plan.models if model.name in links]
+def _plan_with_room(plan: Plan, links: Mapping[int, EngineLink]) -> Plan:
+    ours = [plan.models[place] for place in links]
     have = [model.schedule.kv_blocks for model in ours]
     if ours[0].share and ours[0].share.pool == "merged":  # one request may use the blocks of all models
         have = [pool.total for pool in merged_pools([model.schedule for model in ours])[1]]
-    models = dict(zip((model.name for model in plan.models), plan.models, strict=True))
-    for model, blocks in zip(ours, have, strict=True):
-        schedule = _with_room(model.schedule, links[model.name])
+    models = list(plan.models)
+    for (place, link), model, blocks in zip(links.items(), ours, have, strict=True):
+        schedule = _with_room(model.schedule, link)
         if schedule.kv_blocks > blocks:
-            models[model.name] = replace(model, schedule=schedule)
-    return replace(plan, models=tuple(models.values()))
+            models[place] = replace(model, schedule=schedule)
+    return replace(plan, models=tuple(models))
 
 
 def _with_room(schedule: Schedule, link: EngineLink) -> Schedule:

@@ -38,6 +38,7 @@ class ServerUnit(EngineUnit):
         self._tasks: set[asyncio.Task[None]] = set()
         """Background tasks: the event loop itself keeps no strong reference to them."""
         for frontend in frontends:
+            frontend.unit = self.frontends
             frontend.link.on_opened = partial(self._opened, frontend)
             frontend.link.on_changed = partial(self._changed, frontend)
             frontend.link.on_stepped = partial(self._heard, frontend)

@@ -76,7 +76,7 @@ class ServerOptions:
     plan: Plan | None
     """The plan of its models; None: the server has no plan."""
     replan: Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None
-    """Returns the engines of another plan for the same models; None: the server has no plan."""
+    """Returns another plan for the same models, and its engines, as the next plan; None: the server has no plan."""
     watching: Watching | None
     """None: the server has no plan."""
     host: str

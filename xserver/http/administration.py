@@ -35,10 +35,10 @@ def add_administration(api: FastAPI, described: Description, frontends: Frontend
         summary="Switch a model to another schedule for the same number of devices.",
         **described.administration(Accepted, ScheduleToFollow),
     )
-    async def schedule(request: Request, model: str | None = None) -> Response:
+    async def schedule(request: Request, model: str | None = None, replica: int = 0) -> Response:
         check_token(request, frontends.admin)
         asked = _schedule(await read_json(request, MAX_BODY))
-        frontend = frontends.of(model)
+        frontend = frontends.replica(model, replica)
         frontend.check_ready()
         _check_follows(asked, frontend)
         frontend.link.follow(asked)

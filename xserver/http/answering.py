@@ -173,21 +173,12 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
 
     A request whose journal `entry` already runs joins it.
     """
-    arrival = http.state.arrival
-    if entry is None:
-        work = make()
-        bounds = _bounds(work, frontend)
-        if frontend.admission:
-            _count(bounds.sequences, frontend, arrival)
-            queue = frontend.tokenizing if _is_slow(work, bounds) else None
-            frontend.admission.refuse_early(bounds, arrival.at_s, queue)
-        await _prepare(work, bounds, frontend)
-        _admit(work, frontend, arrival, [frontend.cached_tokens(choice) for choice in work.choices])
-        work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
-        await _confirm(work, frontend)
-    else:
-        work = await _join(entry, make, frontend, arrival)
-        work.generation = Generation(frontend.link, work.choices, entry.outputs)
+    frontend.preparing += 1
+    try:
+        work = await _submitted(make, frontend, entry, http.state.arrival)
+    finally:
+        frontend.preparing -= 1
+    await _confirm(work, frontend)
     frontend.active += 1
     choices, preemptions = tuple(work.choices), frontend.monitor.preemptions
     http.state.answering = Answering(choices, work.prompt_tokens, work.promise, preemptions)
@@ -204,6 +195,24 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
     if texts is None:
         return Response(status_code=499)  # the client has disconnected
     return JSONResponse(work.whole(texts))
+
+
+async def _submitted(make: Make, frontend: Frontend, entry: Entry | None, arrival: Arrival) -> ApiAnswer:
+    """Return the answer to a request that the engine has got, or that its journal `entry` already runs."""
+    if entry is not None:
+        work = await _join(entry, make, frontend, arrival)
+        work.generation = Generation(frontend.link, work.choices, entry.outputs)
+        return work
+    work = make()
+    bounds = _bounds(work, frontend)
+    if frontend.admission:
+        _count(bounds.sequences, frontend, arrival)
+        queue = frontend.tokenizing if _is_slow(work, bounds) else None
+        frontend.admission.refuse_early(bounds, arrival.at_s, queue)
+    await _prepare(work, bounds, frontend)
+    _admit(work, frontend, arrival, [frontend.cached_tokens(choice) for choice in work.choices])
+    work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
+    return work
 
 
 _SHORT, _FEW = 4096, 8

@@ -132,7 +132,9 @@ def _add_state(api: FastAPI, described: Description, frontends: Frontends) -> No
 def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> None:
     @api.get("/v1/models", summary="The served models.", **described.route(ModelList))
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [frontend.model.card for frontend in frontends.each]})
+        return JSONResponse(
+            {"object": "list", "data": [frontend.model.card for frontend in frontends.by_name.values()]}
+        )
 
     @api.get("/v1/models/{name:path}", summary="One served model.", **described.route(ModelCard))
     async def one_model(name: str) -> Response:
@@ -174,6 +176,8 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
                 labels = body.metadata or {}
                 request.state.leave = await frontends.residency.enter(frontend.model.name, client, labels)
             if entry := _entry(request, path, data, frontend):
+                frontend = frontends.of(body.model, entry)
+                request.state.monitor = frontend.monitor
                 return await answer(request, lambda: _of(client, journalled(entry, frontend)), frontend, entry)
             answer_id = request.state.request_id
             return await answer(request, lambda: _of(client, answer_kind(body, frontend, answer_id)), frontend)

@@ -53,6 +53,10 @@ class Frontend:
     lag: LoopLag = field(default_factory=LoopLag)
     """The lag of the process's event loop."""
     tokenizing: TokenizerQueue = field(default_factory=TokenizerQueue)
+    preparing: int = 0
+    """Requests that were sent to this frontend and whose sequences the engine doesn't have yet."""
+    unit: "tuple[Frontend, ...]" = ()
+    """The frontends of all models of its engine, including this one; empty before the engine is known."""
     shares: tuple[str, ...] = ()
     """Other models on the same devices. If there are any, no bound is promised, since the pace depends on them."""
 
@@ -72,6 +76,16 @@ class Frontend:
             if self.restarting:
                 raise unavailable("The engine is restarting.", "engine_restarting", _RETRY_S)
             raise self.starting
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be accepted."""
+        return self.admission is not None and not self.draining
+
+    @property
+    def engine_requests(self) -> int:
+        """The number of requests that the engine has or is about to get, to all of its models."""
+        return sum(frontend.preparing + len(frontend.link.outputs) for frontend in self.unit or (self,))
 
     @property
     def starting(self) -> ApiError:

@@ -38,8 +38,9 @@ def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> Non
         return Response(text, headers={"Content-Type": kind})
 
     @api.get("/schedule", summary="The schedule that a model's engine follows.", **described.route(EnforcedSchedule))
-    async def schedule(model: str | None = None) -> Response:
-        return JSONResponse(schedule_document(frontends.of(model)))
+    async def schedule(model: str | None = None, replica: int = 0) -> Response:
+        frontend = frontends.replica(model, replica)
+        return JSONResponse(schedule_document(frontend) | {"replicas": frontends.replicas(frontend)})
 
     if followed := frontends.followed:
 
@@ -48,8 +49,8 @@ def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> Non
             return JSONResponse(followed())
 
     @api.get("/status", include_in_schema=False, summary="The data of the status page.")
-    async def status(model: str | None = None) -> Response:
-        shown = frontends.each[0] if model is None else frontends.of(model)
+    async def status(model: str | None = None, replica: int = 0) -> Response:
+        shown = frontends.each[0] if model is None else frontends.replica(model, replica)
         return JSONResponse(status_document(shown, frontends), headers={"Cache-Control": "no-store"})
 
     @api.get("/", summary="The status page.", include_in_schema=False)

@@ -306,6 +306,7 @@ class EnforcedSchedule(Returned):
     assumptions: list[str]
     predicted: PredictedState
     observed: Json = Field(description="Observations of the last minute.")
+    replicas: int = Field(description="Number of the model's replicas; `replica=N` selects one, from 0.")
 
 
 class FollowedPlan(Returned):

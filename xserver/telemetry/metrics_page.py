@@ -1,6 +1,9 @@
-"""The page for Prometheus: one model's metrics, or those of several models with a label `model_name`."""
+"""The page for Prometheus: one model's metrics, or those of several models with a label `model_name`.
 
-from collections.abc import Iterable, Mapping
+Replicas of a model have a label `replica`, too.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
@@ -14,18 +17,18 @@ def render(collector: Collector, accept: str) -> tuple[bytes, str]:
 
 
 class ByModel(Collector):
-    """The metrics of several registries, each metric once with all series; `registries` are by model name."""
+    """The metrics of several registries, each metric once with all series, to which the registry's labels are added."""
 
-    def __init__(self, registries: Mapping[str, CollectorRegistry]):
+    def __init__(self, registries: Sequence[tuple[Mapping[str, str], CollectorRegistry]]):
         self._registries = registries
 
     def collect(self) -> Iterable[Metric]:
         """Return each metric with the series of all registries."""
         merged: dict[str, Metric] = {}
-        for model, registry in self._registries.items():
+        for labels, registry in self._registries:
             for metric in registry.collect():
                 whole = merged.setdefault(
                     metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit)
                 )
-                whole.samples += [s._replace(labels={"model_name": model} | s.labels) for s in metric.samples]
+                whole.samples += [s._replace(labels=dict(labels) | s.labels) for s in metric.samples]
         return merged.values()

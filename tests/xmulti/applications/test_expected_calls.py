@@ -73,7 +73,7 @@ def test_models_are_planned_for_the_calls_that_a_run_makes(tmp_path):
     assert [model.requests for model in plan.models] == [40, 24, 12]
     profiles = {demand.name: demand.setting.profile for demand in (chat, small, judge)}
     models = {node: model.name for node, model in run.models.items()}
-    replayed = replay_calls(plan, profiles, run.lengths(), models, run.output_tokens)
+    replayed = replay_calls(plan, lambda model: profiles[model.name], run.lengths(), models, run.output_tokens)
     assert shown["application"] == {"calls": 36, "seconds": pytest.approx(replayed.seconds)}
     assert set(replayed.finish_s) == {f"{name}/{i}/0" for name in ("judge", "title") for i in range(12)} | {
         f"chain/{i}/{j}" for i, rounds in enumerate(NODES[0]["rounds"]) for j in range(rounds)

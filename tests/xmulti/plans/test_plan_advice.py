@@ -69,7 +69,7 @@ def test_what_has_no_plan_either_says_why(tmp_path):
     def refuses(*asked):
         raise InputError("No.")
 
-    (larger,) = gains(demands, cluster, ("exegpt",), None, Frontiers(), refuses)
+    (larger,) = gains(demands, cluster, ("exegpt",), None, Frontiers(), find=refuses)
     assert larger.headroom is None and larger.text(None) == "One more device (2xA40): there is no plan: No"
 
 
@@ -116,6 +116,6 @@ def test_the_command_advises_where_it_is_asked(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Advice:" in said and "A bound of 3 s for 'chat': every model can reach " in said
     assert main(command) == 0
-    assert "The effect of one more device or a looser bound: --advice." in capsys.readouterr().out
+    assert "--advice predicts the effect of one more device or a looser bound." in capsys.readouterr().out
     assert main(["plan", str(write(tmp_path, BATCH)), "-c", "1xA40", "--method", "samullm", "--advice"]) == 2
     assert "--advice applies to plans of budgets" in capsys.readouterr().err

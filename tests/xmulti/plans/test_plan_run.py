@@ -22,8 +22,10 @@ from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.request_times import summarise
 from xmulti.applications.planned_application import plan_application
+from xmulti.plans import plan_run
 from xmulti.plans.plan_requests import read_plan_requests
 from xmulti.plans.plan_run import PlannedCalls, PlanRunOptions, run_plan
+from xmulti.serving.replica_links import replica_links
 from xrunner.core.results import read_results
 from xrunner.models.create import create_model
 
@@ -131,6 +133,35 @@ def test_requests_reach_the_models_that_they_name(folder, tmp_path):
     assert done.json["seconds"] > 0.3 and done.json["predicted_seconds"] > 0.3 and done.json["resumed"] == 0
     results = {r.id: r for r in read_results(tmp_path / "out.jsonl")}
     assert results["r9"].arrival_s >= 0.3 > results["r0"].arrival_s
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_replicas_on_two_engines_give_the_tokens_of_one(folder, tmp_path, monkeypatch):
+    """One has a device of its own, the other shares a device."""
+    plan = read_plan(folder)
+    tiny, wide = plan.models[:2]
+    models = (tiny, replace(tiny, devices=wide.devices, share=wide.share), wide)
+    document.write(tmp_path / "plan.json", replace(plan, models=models))
+    once = [row for row in requests_of(15) if row["model"] != "deep"]
+    rows = once + [row | {"id": f"again-{row['id']}"} for row in once]
+    file, sent = written(tmp_path / "r.jsonl", rows), []
+
+    def watched(units, links):
+        for place, link in links.items():
+            monkeypatch.setattr(link, "add", lambda request, p=place, add=link.add: sent.append(p) or add(request))
+        return replica_links(units, links)
+
+    monkeypatch.setattr(plan_run, "replica_links", watched)
+    asked = PlanRunOptions(
+        *(tmp_path / "plan.json", {}, str(file), None, tmp_path / "out.jsonl", False, 0, None, None, 1)
+    )
+    result = run_plan(asked)
+    want = {row["id"]: expected(folder / row["model"], row["prompt_ids"], row["max_tokens"]) for row in rows}
+    assert tokens_of(tmp_path / "out.jsonl") == want
+    assert [sent.count(place) for place in range(3)] == [5, 5, 10], "in turns: nothing ends before all have arrived"
+    ran = [(model.name, len(model.measured), len(model.predicted)) for model in result.models]
+    assert ran == [("tiny", 10, 10), ("wide", 10, 10)]
 
 
 @pytest.mark.slow

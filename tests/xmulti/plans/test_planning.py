@@ -174,6 +174,12 @@ def test_a_model_that_fits_nowhere_is_named(tmp_path):
         make_plan(read_demands(write(tmp_path, big), "1xA100-80GB"), parse_cluster("1xA100-80GB"), "exegpt")
 
 
+def test_replicas_are_limited_where_a_method_places_them(tmp_path, capsys):
+    command = ["plan", str(write(tmp_path, BATCH)), "-c", "1xA100-80GB", "--replicas", "2", "--method"]
+    assert main([*command, "muxserve"]) == main([*command, "samullm"]) == 2
+    assert capsys.readouterr().err.count("--replicas is for methods that place replicas, and ") == 2
+
+
 @pytest.mark.slow
 def test_no_table_where_no_method_has_a_plan(tmp_path, capsys):
     file = write(tmp_path, CHAT | {"rate": "5000/s", "latency_bound": "1s"})

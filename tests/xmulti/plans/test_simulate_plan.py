@@ -129,7 +129,7 @@ def test_one_model_is_counted_as_one(path, tmp_path, capsys):
         ({"requests": -5}, "has -5 requests: it needs at least 1"),
         ({"requests": 10**9, "rate_seq_s": None}, "has 1,000,000,000 requests: it must have 1 to 1,000,000"),
         ({"devices": []}, "has no devices"),
-        ({"name": "idle"}, "with unique names"),
+        ({"name": "idle"}, "has model 'idle' twice on the devices"),
     ],
 )
 def test_a_plan_with_odd_numbers_is_refused(change, sentence, path, tmp_path, capsys):

@@ -12,10 +12,13 @@ from xcore import document
 from xcore.console import output
 from xcore.console.output import NOTES_OF
 from xcore.errors import InputError
+from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.schedule import Stage
-from xmulti.serving.planned_units import planned_units, read_plan
+from xmulti.serving.planned_units import in_places, planned_units, read_plan
 from xrunner.models.create import create_model
+from xserver.engines.engine_link import EngineLink
+from xserver.engines.engine_unit import with_room_for
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,13 @@ def written(folder, *models, nodes=1, kind="cpu"):
     return path
 
 
+def empty(folder):
+    """The file of a plan without models."""
+    path = written(folder, planned(folder, "a", (0,)))
+    document.write(path, replace(document.read(Plan, path), models=()))
+    return path
+
+
 def test_a_unit_has_an_engine_with_its_devices(folder, monkeypatch):
     share = Share("space")
     models = [
@@ -69,6 +79,42 @@ def test_a_unit_has_an_engine_with_its_devices(folder, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     with pytest.raises(InputError, match="uses device 2, but CUDA_VISIBLE_DEVICES=4,5 shows only 2"):
         planned_units(plan, [], 1)
+
+
+def test_each_replica_has_an_engine_and_a_place(folder, tmp_path):
+    share = Share("time")
+    models = [
+        planned(folder, "a", (0,)),
+        planned(folder, "a", (1,), share=share),
+        planned(folder, "b", (1,), share=share),
+    ]
+    alone, shared = planned_units(read_plan(written(folder, *models), {}), [], 1)
+    assert [[(model.name, model.place) for model in unit.models] for unit in (alone, shared)] == [
+        [("a", 0)],
+        [("a", 1), ("b", 2)],
+    ]
+    links = {1: EngineLink(), 2: EngineLink()}
+    links[1].add(Request("r", (1,) * 60, 60))
+    (plan,) = shared.documents.values()
+    small = replace(plan, models=tuple(replace(m, schedule=replace(m.schedule, kv_blocks=2)) for m in plan.models))
+    blocks = [model.schedule.kv_blocks for model in with_room_for(links, small).models]
+    assert blocks[0] == blocks[2] == 2 < blocks[1], "the other replica has its own requests"
+
+
+def test_replicas_that_stay_keep_their_places(folder):
+    """Else a new engine would take the socket of one that goes on."""
+
+    def plan_of(*places):
+        models = [planned(folder, name, (device,)) for name, device in places]
+        return document.read(Plan, written(folder, *models))
+
+    current = plan_of(("a", 0), ("b", 1), ("a", 2))
+    found = in_places(plan_of(("a", 2), ("a", 1), ("b", 0)), current)
+    assert [model.key for model in found.models] == [("a", (1,)), ("b", (0,)), ("a", (2,))]
+    assert in_places(current, found) == current
+    for other in (plan_of(("a", 0), ("b", 1)), plan_of(("a", 0), ("b", 1), ("a", 2), ("a", 3)), plan_of(("a", 0))):
+        with pytest.raises(InputError, match="as many replicas of each model as this server: 2 of 'a', 1 of 'b'"):
+            in_places(other, current)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(8, 2), (3, 1)])
@@ -108,8 +154,11 @@ def test_what_is_no_plan_is_refused(folder):
     assert "is not valid JSON" in refused("--plan", folder / "torn.json")
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
     assert "is for 2 nodes, but a server runs a plan for one node" in refused("--plan", several)
+    assert "has no models: it needs at least one" in refused("--plan", empty(folder))
     twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
-    assert "has the models a, a: it needs at least one, with unique names" in refused("--plan", twice)
+    assert "--resident 1 needs one engine for each model, but 'a' has several" in refused(
+        "--plan", twice, "--resident", 1
+    )
     share = Share("space")
     wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
     assert "'a' shares its devices but has a schedule of several stages" in refused("--plan", wide)

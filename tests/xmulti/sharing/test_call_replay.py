@@ -38,7 +38,11 @@ def run(plan, nodes, edges, outputs, profile=PROFILE):
     on = {node.name: node.model for node in nodes}
     profiles = {model.name: profile for model in plan.models}
     return replay_calls(
-        plan, profiles, calls, on, lambda chain, prompt: outputs[chain.node.name][chain.index][len(chain.outputs)]
+        plan,
+        lambda model: profiles[model.name],
+        calls,
+        on,
+        lambda chain, prompt: outputs[chain.node.name][chain.index][len(chain.outputs)],
     )
 
 

@@ -20,7 +20,8 @@ from xcore.specs.profile import Table
 from xcore.specs.request_times import summarise
 from xcore.specs.workload import RequestLengths
 from xmulti.sharing.iteration_cost import TableCost
-from xmulti.sharing.plan_replay import _cost, loads_of, overhead_of, replay_alone, replay_models, rule_of
+from xmulti.sharing.plan_replay import replay_alone, replay_models
+from xmulti.sharing.unit_loads import _cost, loads_of, overhead_of, rule_of
 from xsimulator.replay.event_simulator import replay
 
 MEASURED = IterationProfile(1, "m", "d", (tables(1.0, 1.0, 0.1),))

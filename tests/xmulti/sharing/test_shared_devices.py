@@ -136,9 +136,14 @@ def test_a_plan_lets_models_compute_at_once_only_on_one_gpu(demands, kind, devic
     assert all((model.share.decode < 1) == (way == "space") for model in planned)
 
 
+def profile_of(demands):
+    profiles = {demand.name: demand.setting.profile for demand in demands}
+    return lambda model: profiles[model.name]
+
+
 def test_a_replay_of_one_models_requests_leaves_the_others_out(plan, demands):
     requests = {"idle": demands[1].setting.workload.draw(20)}
-    replays = replay_plan(plan, {d.name: d.setting.profile for d in demands}, requests, timeline=True)
+    replays = replay_plan(plan, profile_of(demands), requests, timeline=True)
     assert set(replays) == {"idle"} and len(replays["idle"].served) == 20
     devices = {span.device for span in replays["idle"].spans}
     assert devices and devices <= set(plan.models[1].devices)
@@ -190,9 +195,7 @@ def test_what_is_below_a_level_is_not_measured(tmp_path):
 
 
 def test_shares_within_a_bound(plan, demands):
-    served = replay_plan(
-        plan, {d.name: d.setting.profile for d in demands}, {"rare": demands[2].setting.workload.draw(30)}
-    )
+    served = replay_plan(plan, profile_of(demands), {"rare": demands[2].setting.workload.draw(30)})
     assert in_time(served["rare"].served, None) == 1.0 and in_time(served["rare"].served, 1e-9) == 0.0
 
 

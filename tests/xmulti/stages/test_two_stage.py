@@ -15,6 +15,7 @@ from xmulti.stages.two_stage import (
     _has_room,
     partition,
     place_in_stages,
+    placements,
     summary,
 )
 
@@ -65,29 +66,29 @@ def check(placed, services, fits):
     assert sorted(devices) == list(range(len(devices)))
 
 
-@pytest.mark.parametrize("replicas", [True, False])
+@pytest.mark.parametrize("most", [None, 1, 2])
 @pytest.mark.parametrize("seed", range(8))
-def test_greedy_is_near_the_best_of_all_allocations(seed, replicas):
+def test_greedy_is_near_the_best_of_all_allocations(seed, most):
     services, work, fits = case(seed, 3)
     score = Queues(services, work)
-    placed = place_in_stages(services, 1, 4, fits, score, replicas)
+    placed = place_in_stages(services, 1, 4, fits, score, most)
     check(placed, services, fits)
     best = max(
-        (summary(tp, groups, score(groups)) for tp in (1, 2, 4) for groups in every(services, tp, fits, replicas)),
+        (summary(tp, groups, score(groups)) for tp in (1, 2, 4) for groups in every(services, tp, fits, most)),
         key=lambda entry: entry.in_time,
     )
     assert best.in_time - 0.15 <= placed.in_time <= best.in_time + 1e-9
     assert placed.in_time == pytest.approx(summary(0, placed.groups, score(placed.groups)).in_time)
 
 
-def every(services, tp, fits, replicas):
+def every(services, tp, fits, most):
     """All allocations to the groups of a degree, by brute force."""
     groups = partition(services, 1, 4, tp, fits)
     names = [service.name for service in services]
     subsets = [subset for k in range(MOST + 1) for subset in itertools.combinations(names, k)]
     for chosen in itertools.product(subsets, repeat=len(groups or ())):
         where = [name for subset in chosen for name in subset]
-        if set(where) != set(names) or (not replicas and len(where) > len(names)):
+        if set(where) != set(names) or (most and max(map(where.count, names)) > most):
             continue
         if all(not s or fits(len(g.devices), s) for g, s in zip(groups, chosen, strict=True)):
             yield tuple(ServiceGroup(g.devices, s) for g, s in zip(groups, chosen, strict=True))
@@ -109,7 +110,7 @@ def test_no_group_takes_another_at_the_end_unless_replicas_are_out():
         for service in services:
             full = len(group.services) == MOST or service.name in group.services
             assert full or not fits(len(group.devices), (*group.services, service.name))
-    single = place_in_stages(services, 1, 4, fits, Queues(services, work), replicas=False)
+    single = place_in_stages(services, 1, 4, fits, Queues(services, work), most_replicas=1)
     assert sum(len(group.services) for group in single.groups) == len(services)
 
 
@@ -143,6 +144,21 @@ def test_equal_shares_in_time_are_settled_by_latency():
         return {"s": ServiceOutcome(0, float(len(groups)), 10)}
 
     assert place_in_stages(services, 1, 4, lambda devices, inside: True, score).tp == 4
+
+
+@pytest.mark.parametrize(
+    ("latencies", "ends"), [((5, 4, 3, 3, 3, 2.99, 1), 6), ((5, 4, 3, 3, 3, 2, 1), 10), ((5, 5, 5, 5, 1), 4)]
+)
+def test_a_search_gives_up_after_three_replicas_that_change_little(latencies, ends):
+    services = [Service(f"s{i}", 1.0, 10) for i in range(4)]
+
+    def score(groups):
+        replicas = sum(len(group.services) for group in groups) - len(services)
+        return {s.name: ServiceOutcome(0, latencies[min(replicas, len(latencies) - 1)], 10) for s in services}
+
+    asked = (services, 1, 8, lambda devices, inside: devices == 1, score, None, lambda done, of: None)
+    (whole,), (given_up,) = placements(*asked, gives_up=False), placements(*asked)
+    assert len(whole) == 8 * MOST - len(services) + 1 and given_up == whole[:ends]
 
 
 def test_neighbours_are_merged_until_the_largest_fits():
