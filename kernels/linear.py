@@ -37,8 +37,8 @@ def can_pack(dtype: torch.dtype) -> bool:
 def can_tile(dtype: torch.dtype) -> bool:
     """Return whether products with weights of `dtype` run in tiles (`linear_cpu.py`) on this CPU.
 
-    Bfloat16 ones do if they can't be packed. Float32 ones do with AVX2 alone, where that takes 0.6 to 1.0 of oneDNN's
-    time for up to 64 rows, and 0.97 to 1.15 for more (`python -m benchmarks.tiles`).
+    Bfloat16 ones do if they can't be packed. Float32 ones do with AVX2 alone, where that takes 0.54 to 0.92 of oneDNN's
+    time for up to 64 rows, and 0.93 to 1.05 for more (`python -m benchmarks.tiles`).
     """
     if dtype == torch.bfloat16:
         return not can_pack(dtype)
