@@ -117,14 +117,18 @@ def schedule_for(model: Path, policy: str = "orca", **variables) -> Schedule:
     )
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("served") / "tiny"
+def create_tiny(directory: Path) -> Path:
+    """Create a model of a few thousand parameters, with profiles for one and two ranks."""
     sizes = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": 300, "context": 128}
     create_model(directory, "llama", **sizes, seed=0)
     for ranks in (1, 2):
         store_profile(directory, ranks)
     return directory
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    return create_tiny(tmp_path_factory.mktemp("served") / "tiny")
 
 
 @pytest.fixture(scope="session")

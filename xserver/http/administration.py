@@ -1,6 +1,7 @@
 """Administration over HTTP: change the schedule or the plan, and drain the server."""
 
 import hmac
+import reprlib
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -23,6 +24,8 @@ MAX_BODY = 2**22
 """Maximum bytes of a schedule, which contains the distributions of the lengths."""
 MAX_PLAN = 2**24
 """Maximum bytes of a plan, which contains a schedule of each model."""
+_DIGITS = 6
+"""Maximum digits of a replica's number."""
 
 
 def add_administration(api: FastAPI, described: Description, frontends: Frontends) -> None:
@@ -35,10 +38,12 @@ def add_administration(api: FastAPI, described: Description, frontends: Frontend
         summary="Switch a model to another schedule for the same number of devices.",
         **described.administration(Accepted, ScheduleToFollow),
     )
-    async def schedule(request: Request, model: str | None = None, replica: int = 0) -> Response:
-        check_token(request, frontends.admin)
+    async def schedule(request: Request, model: str | None = None, replica: str = "0") -> Response:
+        check_token(request, frontends.admin)  # before any parameter is judged: so the number is a text until here
         asked = _schedule(await read_json(request, MAX_BODY))
-        frontend = frontends.replica(model, replica)
+        if not (replica.isdecimal() and len(replica) <= _DIGITS):
+            raise invalid(f"'replica' must be a number from 0 on (got {reprlib.repr(replica)}).", "replica")
+        frontend = frontends.replica(model, int(replica))
         frontend.check_ready()
         _check_follows(asked, frontend)
         frontend.link.follow(asked)
