@@ -35,7 +35,7 @@ SETTINGS = {
     "llamacpp": ("16", "64"),
     "transformers": ("16", "64"),
 }
-"""What each peer tries: sequences at a time."""
+"""Limits on the sequences at a time that each peer tries."""
 BESIDE_BEST, OF_LIMIT = 1.15, 0.75
 """Goals, of which the smaller counts: the ratio to the best peer, and the share of the limit."""
 _COMPARED = 12
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all engines run."""
+    """The model and the requests that all engines run."""
 
     model: Path
     requests: Path
@@ -107,9 +107,9 @@ class Bench:
         process.stdin.flush()
         done = _line(process)
         assert isinstance(done, dict)
-        made = sum(map(len, done["outputs"]))
-        if made != self.tokens:
-            raise SystemExit(f"{process.args!r} made {made} tokens, not {self.tokens}")
+        generated = sum(map(len, done["outputs"]))
+        if generated != self.tokens:
+            raise SystemExit(f"{process.args!r} generated {generated} tokens, not {self.tokens}")
         equal = sum(list(a) == list(b) for a, b in zip(self.reference, done["outputs"], strict=False))
         return self.tokens / done["seconds"], equal
 
@@ -166,7 +166,9 @@ def _row(bench: Bench, engine: str, setting: str, runs: Sequence[tuple[float, in
     return row
 
 
-def limit_tokens_s(spec: ModelSpec, requests: Sequence[Request], dtype: str, flops_s: float, bytes_s: float) -> float:
+def limit_tokens_s(
+    spec: ModelSpec, requests: Sequence[Request], dtype: str, kv_dtype: str, flops_s: float, bytes_s: float
+) -> float:
     """Return the output tokens per second that a machine's rates allow.
 
     Each token but a request's last passes through all layers, and attends to those before it; each output token needs a
@@ -182,7 +184,7 @@ def limit_tokens_s(spec: ModelSpec, requests: Sequence[Request], dtype: str, flo
         attended, seen = tokens * (tokens + 1) / 2, sum(range(inputs + 1, tokens + 1))
         flops += 2.0 * tokens * spec.layers * matrices + 2.0 * outputs * head
         flops += 4.0 * attended * spec.layers * spec.heads * spec.head_size
-        moved += seen * spec.layers * spec.kv_bytes(1, dtype)
+        moved += seen * spec.layers * spec.kv_bytes(1, kv_dtype)
     moved += max(r.max_tokens for r in requests) * (spec.layers * matrices + head) * BYTES[dtype]
     return sum(r.max_tokens for r in requests) / max(flops / flops_s, moved / bytes_s)
 
@@ -214,14 +216,14 @@ def _schedules(folder: Path, asked: argparse.Namespace, model: Path) -> tuple[li
     steady = search_schedule(setting, None, policies=policies)
     answer = tune_list(setting, steady, lengths, Limits(None), policies=policies)
     best: list[Schedule] = [other.schedule for other in ranked(answer) if other.schedule][:2]
-    found = {schedule_text(schedule): folder / f"schedule-{place}.json" for place, schedule in enumerate(best)}
-    for path, schedule in zip(found.values(), best, strict=True):
+    files = {schedule_text(schedule): folder / f"schedule-{place}.json" for place, schedule in enumerate(best)}
+    for path, schedule in zip(files.values(), best, strict=True):
         document.write(path, schedule)
-    return random_requests(lengths, setting.model.vocab, asked.seed), found
+    return random_requests(lengths, setting.model.vocab, asked.seed), files
 
 
-def compare(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Measure everything; return it as JSON."""
+def compare(asked: argparse.Namespace, peers: Mapping[str, Sequence[str]], folder: Path) -> dict[str, object]:
+    """Measure ours beside the peers, each with its settings; return it as JSON."""
     import torch
 
     from exegpt.api.demo import create_demo_model
@@ -238,10 +240,8 @@ def compare(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
     reference = _reference(model, asked.dtype, requests[:_COMPARED])
     tokens, kv_dtype = sum(r.max_tokens for r in requests), asked.kv_dtype or asked.dtype
     bench = Bench(model, written, asked.dtype, kv_dtype, asked.threads, asked.rounds, tokens, reference)
-    chosen = dict(pair.split("=") for pair in asked.settings.split(",") if pair)
-    peers = {name: (chosen[name],) if name in chosen else SETTINGS[name] for name in asked.peers.split(",") if name}
     rows = measure(bench, schedules, peers, asked.envs.resolve() if asked.envs else folder)
-    limit = limit_tokens_s(find_model(str(model)), requests, asked.dtype, flops_s, bytes_s)
+    limit = limit_tokens_s(find_model(str(model)), requests, asked.dtype, kv_dtype, flops_s, bytes_s)
     ratios = [row.ours_over_it for row in rows if row.ours_over_it is not None]
     return {
         "cpu": machine.cpu_name(),
@@ -260,10 +260,10 @@ def compare(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
     }
 
 
-def show(found: dict[str, object]) -> None:
+def show(comparison: dict[str, object]) -> None:
     """Print the table and both goals."""
     title = "{model}, task {workload}, {requests} requests, {input_tokens} input and {output_tokens} output tokens"
-    rows = found["rows"]
+    rows = comparison["rows"]
     assert isinstance(rows, list)
     lines = [
         [
@@ -277,14 +277,13 @@ def show(found: dict[str, object]) -> None:
         for row in rows
     ]
     columns = ("engine", "setting", "weights / KV", "tokens/s", "ours over it", f"equal of {_COMPARED}")
-    output.table(columns, lines, title.format(**found))
+    output.table(columns, lines, title.format(**comparison))
     rates = "{cpu}, {threads} threads: {0:.0f} GFLOP/s, {1:.1f} GB/s read; the limit is {limit_tokens_s:.0f} tokens/s"
-    print(
-        rates.format(*(float(str(found[key])) / 1e9 for key in ("matrix_flops_s", "read_bandwidth_bytes_s")), **found)
-    )
-    print(f"share of the limit: {found['share_of_limit']:.2f} (goal {OF_LIMIT})")
-    if found["over_best_peer"] is not None:
-        print(f"over the best peer: {found['over_best_peer']:.2f} (goal {BESIDE_BEST}; one of both is enough)")
+    flops_s, bytes_s = (float(str(comparison[key])) / 1e9 for key in ("matrix_flops_s", "read_bandwidth_bytes_s"))
+    print(rates.format(flops_s, bytes_s, **comparison))
+    print(f"share of the limit: {comparison['share_of_limit']:.2f} (goal {OF_LIMIT})")
+    if comparison["over_best_peer"] is not None:
+        print(f"over the best peer: {comparison['over_best_peer']:.2f} (goal {BESIDE_BEST}; one of both is enough)")
 
 
 def main() -> int:
@@ -303,20 +302,36 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    if unknown := set(asked.peers.split(",")) - {*SETTINGS, ""}:
-        parser.error(f"--peers {','.join(sorted(unknown))}: choose from {','.join(SETTINGS)}")
-    if asked.peers and asked.peers != "transformers" and not asked.envs:
-        parser.error("--peers needs --envs: the folder with an environment for each peer")
+    peers = _peers(asked, parser)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EXEGPT_CACHE"] = folder  # measured now: a profile of a busy machine may lie in the usual one
-        found = compare(asked, Path(folder))
+        comparison = compare(asked, peers, Path(folder))
     if asked.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(comparison, indent=2))
     else:
-        show(found)
-    ratio, share = found["over_best_peer"], found["share_of_limit"]
+        show(comparison)
+    ratio, share = comparison["over_best_peer"], comparison["share_of_limit"]
     assert isinstance(share, float)
     return 0 if share >= OF_LIMIT or (isinstance(ratio, float) and ratio >= BESIDE_BEST) else 1
+
+
+def _peers(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Sequence[str]]:
+    """Return each peer with the settings that it tries; end the program for a bad option, before minutes of work."""
+    peers: dict[str, Sequence[str]] = {name: SETTINGS.get(name, ()) for name in asked.peers.split(",") if name}
+    if unknown := sorted(peers.keys() - SETTINGS.keys()):
+        parser.error(f"--peers {','.join(unknown)}: choose from {','.join(SETTINGS)}")
+    for pair in filter(None, asked.settings.split(",")):
+        name, _, setting = pair.partition("=")
+        if name not in peers or not setting.isdecimal():
+            parser.error(f"--settings {pair}: write PEER=NUMBER with one of the --peers")
+        peers[name] = (setting,)
+    for name in peers:
+        if name != "transformers" and not (asked.envs and (asked.envs / name / "bin" / "python").exists()):
+            where = asked.envs / name if asked.envs else "--envs is missing"
+            parser.error(f"--peers {name} needs an environment in a folder of --envs ({where}): see docs/engine.md")
+        if name != "openvino" and asked.kv_dtype not in (None, asked.dtype):
+            parser.error(f"--kv-dtype {asked.kv_dtype}: {name} runs here with the dtype of its weights alone")
+    return peers
 
 
 if __name__ == "__main__":

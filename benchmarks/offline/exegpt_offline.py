@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lines import answer, asked
+from lines import answer, read_work
 
 
 def main() -> None:
@@ -15,9 +15,10 @@ def main() -> None:
     from xrunner.core.engine import Engine
     from xrunner.models import load_model
 
-    given = asked()
-    torch.set_num_threads(given.threads)
-    model, schedule = load_model(given.model, given.dtype), document.read(Schedule, Path(given.setting))
+    work = read_work()
+    torch.set_num_threads(work.threads)
+    model = load_model(work.model, work.dtype, kv_dtype=work.kv_dtype)
+    schedule = document.read(Schedule, Path(work.setting))
 
     def run(prompts: list[list[int]], outputs: list[int]) -> tuple[float, list[tuple[int, ...]]]:
         pairs = enumerate(zip(prompts, outputs, strict=True))
@@ -26,7 +27,7 @@ def main() -> None:
         by_id = {result.id: result.output_ids for result in report.results}
         return report.seconds, [by_id[request.id] for request in requests]
 
-    answer(given, run)
+    answer(work, run)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ _WARM_UP = 8
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the engine is to load and to run."""
+class Work:
+    """The model to load, the requests, and how to run them."""
 
     model: str
     prompts: list[list[int]]
@@ -25,9 +25,9 @@ class Asked:
     """Output tokens of each request, none of which ends early."""
     setting: str
     dtype: str
-    """Of weights and activations: fp32 or bf16."""
+    """The dtype of weights and activations: fp32 or bf16."""
     kv_dtype: str
-    """Of keys and values: fp32, bf16 or int8."""
+    """The dtype of keys and values: fp32, bf16 or int8."""
     threads: int
 
     @property
@@ -36,13 +36,13 @@ class Asked:
         return max(len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True))
 
 
-def asked() -> Asked:
+def read_work() -> Work:
     """Read the program's arguments."""
     model, path, setting, dtype, kv_dtype, threads = sys.argv[1:]
     with open(path, encoding="utf-8") as file:
         requests = json.load(file)
     prompts = [request["prompt_ids"] for request in requests]
-    return Asked(model, prompts, [r["max_tokens"] for r in requests], setting, dtype, kv_dtype, int(threads))
+    return Work(model, prompts, [r["max_tokens"] for r in requests], setting, dtype, kv_dtype, int(threads))
 
 
 Run = Callable[[list[list[int]], list[int]], Sequence[Sequence[int]]]
@@ -62,10 +62,10 @@ def timed(run: Run) -> TimedRun:
     return both
 
 
-def answer(asked: Asked, run: TimedRun) -> None:
+def answer(work: Work, run: TimedRun) -> None:
     """Run the requests for each line of the input."""
-    run(asked.prompts[:_WARM_UP], asked.outputs[:_WARM_UP])
+    run(work.prompts[:_WARM_UP], work.outputs[:_WARM_UP])
     print(json.dumps("ready"), flush=True)
     for _ in sys.stdin:
-        seconds, outputs = run(asked.prompts, asked.outputs)
+        seconds, outputs = run(work.prompts, work.outputs)
         print(json.dumps({"seconds": seconds, "outputs": [[*map(int, output)] for output in outputs]}), flush=True)

