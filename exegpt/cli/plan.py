@@ -49,12 +49,12 @@ def plan(options: PlanOptions) -> int:
     if method in STAGE_METHODS or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages
 
-        if options.advice or prices:
-            option = "--advice" if options.advice else "--price"
+        if options.advice or prices or options.replicas:
+            option = "--advice" if options.advice else "--price" if prices else "--replicas"
             raise InputError(f"{option} applies to plans of budgets, and this is a plan of stages: leave it out.")
         return plan_stages(options)
-    given = (options.advice, prices, options.profile or (), options.replicas)
-    answered = answer(file, cluster, method, *given, **options.setting)
+    asked = (options.advice, prices, options.profile or (), options.replicas)
+    answered = answer(file, cluster, method, *asked, **options.setting)
     if answered.best and options.out:
         document.write(options.out, answered.best)
     if options.report:

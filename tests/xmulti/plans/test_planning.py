@@ -180,6 +180,13 @@ def test_replicas_are_limited_where_a_method_places_them(tmp_path, capsys):
     assert capsys.readouterr().err.count("--replicas is for methods that place replicas, and ") == 2
 
 
+def test_replicas_beside_the_stages_of_an_application_are_refused(tmp_path, capsys):
+    (tmp_path / "application.yaml").write_text("nodes: []\n")
+    file = str(tmp_path / "application.yaml")
+    assert main(["plan", file, "--cluster", "1xA100-80GB", "--method", "best", "--replicas", "2"]) == 2
+    assert "--replicas applies to plans of budgets" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_no_table_where_no_method_has_a_plan(tmp_path, capsys):
     file = write(tmp_path, CHAT | {"rate": "5000/s", "latency_bound": "1s"})
