@@ -38,9 +38,9 @@ from xscheduler.settings import Setting, find_setting
 
 PEER_BATCHES = (16, 64)
 RANKS = 2
-"""Of WAA: one for each side."""
+"""Ranks of WAA: one for each side."""
 _LEAST_MEMORY = 0.01
-"""Of the ranks' memory: less has no room for the weights."""
+"""The least share of the ranks' memory: less has no room for the weights."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Share:
-    """What one phase reached of the machine's limit."""
+    """The share of the machine's limit that one phase reaches."""
 
     name: str
     phase: str

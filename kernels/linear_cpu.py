@@ -183,19 +183,19 @@ def _product(out, x, panels, bias, activation, adds):  # type: ignore[no-untyped
     line = panels.itemsize * _PANEL
     for item in prange(count * (-(-rows // _BLOCK))):  # blocks outermost: threads share a block's panels
         begin, panel = item // count * _BLOCK, item % count
-        own = min(_BLOCK, rows - begin)
-        tiles = -(-own // _ROWS)
-        sums = np.zeros((own, _PANEL), np.float32)
+        block_rows = min(_BLOCK, rows - begin)
+        tiles = -(-block_rows // _ROWS)
+        sums = np.zeros((block_rows, _PANEL), np.float32)
         # The next panel comes from memory while this one is multiplied by the rows: a part of it with each tile.
         step, ahead = line // tiles, (panel + 1) % count * inputs * line
         for first in range(0, inputs, _DEPTH):
             depth, start, row = min(_DEPTH, inputs - first), (panel * inputs + first) * _PANEL, 0
             for left in range(tiles, 0, -1):  # rows are dealt evenly: short tiles don't fill the pipelines
-                tall, at = -(-(own - row) // left), (begin + row) * inputs + first
+                tall, at = -(-(block_rows - row) // left), (begin + row) * inputs + first
                 _multiply(tall, x, at, inputs, depth, panels, start, ahead, step, sums, row * _PANEL)
                 row += tall
                 ahead += step * depth
-        for r in range(own):
+        for r in range(block_rows):
             if activation or len(bias):
                 activate(sums[r], bias, panel * _PANEL, activation)
             write_row(out, begin + r, panel * _PANEL, sums, r, adds)

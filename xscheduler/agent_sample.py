@@ -41,7 +41,7 @@ class AgentSample:
 
 @dataclass(frozen=True, eq=False)
 class AgentWork:
-    """What agents do: the sessions of a list of requests, from which samples for any number of agents are taken.
+    """The work of agents: the sessions of a list of requests, of which any number of agents gets a sample.
 
     A sample with more sessions than there are repeats them, with new texts.
     """
@@ -66,9 +66,9 @@ class AgentWork:
             first = len(chosen) // len(self.turns) * count
             chosen.append([first + place for place in self.turns[len(chosen) % len(self.turns)]])
             least -= len(chosen[-1])
-        places = sorted(place for own in chosen for place in own)
+        places = sorted(place for session in chosen for place in session)
         number = {place: i for i, place in enumerate(places)}
-        turns = tuple(tuple(number[place] for place in own) for own in chosen)
+        turns = tuple(tuple(number[place] for place in session) for session in chosen)
         rows = tuple(self.requests[place % count] for place in places)
         sessions = Sessions(turns, tuple(self.pauses_s[place % count] for place in places), agents)
         alike = self.prefixes and self.prefixes.repeated(places[-1] + 1).take(places)

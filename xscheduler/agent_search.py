@@ -84,13 +84,13 @@ def tune_agents(
     with uncollected():
         searches = agent_searches(setting, sample, limits, options)
         twins = {p: t for p, s in searches.items() if (t := twin(p, s.problem)) in searches and _alike(searches, p, t)}
-        own = [policy for policy in searches if policy not in twins]
-        leads = _raced({policy: searches[policy] for policy in own}, progress)
+        searched = [policy for policy in searches if policy not in twins]
+        leads = _raced({policy: searches[policy] for policy in searched}, progress)
         for policy, other in twins.items():
             if like := leads.get(other or ""):
                 leads[policy] = replace(like, schedule=replace(like.schedule, policy=policy))
     replays = sum(search.replayed for search in searches.values())
-    size = sum(searches[policy].size for policy in own)
+    size = sum(searches[policy].size for policy in searched)
     cost = Search("racing", replays, size, time.perf_counter() - started, replays)
     return _answer(searches, leads, sample, cost)
 

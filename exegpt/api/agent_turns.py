@@ -73,12 +73,12 @@ def check_agent_search(options: TuneOptions) -> None:
     if options.agents is None:
         return
     typed = f"--agents {options.agents}"
-    own = {
+    arrivals = {
         f"--rate {options.rate}": options.rate,
         f"--load-curve '{options.load_curve}'": options.load_curve,
         "--arrivals trace": options.arrivals == "trace",
     }
-    for name in (name for name, value in own.items() if value):
+    for name in (name for name, value in arrivals.items() if value):
         raise InputError(
             f"{name} has arrivals of its own, but with {typed} a turn arrives when the last one has ended: leave one "
             "of the two out."

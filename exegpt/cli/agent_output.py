@@ -17,12 +17,12 @@ from xscheduler.setting_search import ranked, reasons
 def answer(problem: TuneProblem) -> int:
     """Search for the agents, and print; return the exit code."""
     gc.disable()  # as in bounded.py
-    found = answer_agents(problem)
+    answer = answer_agents(problem)
     if problem.options.json:
-        output.emit(agents_document(found, problem))
+        output.emit(agents_document(answer, problem))
     else:
-        _print(found, problem)
-    return 0 if found.best.tuned.schedule else INFEASIBLE
+        _print(answer, problem)
+    return 0 if answer.best.tuned.schedule else INFEASIBLE
 
 
 def agents_document(answer: AgentAnswer, problem: TuneProblem) -> dict[str, object]:

@@ -109,8 +109,8 @@ def _rows(replicas: "tuple[PlannedModel, ...]") -> list[list[str]]:
     from xcore.quantity import NOTHING
 
     first, *others = [_row(model) for model in replicas]
-    own = {_COLUMNS.index(name) for name in ("devices", "shared by", "schedule")}
-    rows = [[text if place in own else NOTHING for place, text in enumerate(row)] for row in others]
+    of_replicas = {_COLUMNS.index(name) for name in ("devices", "shared by", "schedule")}
+    rows = [[text if place in of_replicas else NOTHING for place, text in enumerate(row)] for row in others]
     return [first, *([f"  replica {number}", *row[1:]] for number, row in enumerate(rows, 2))]
 
 

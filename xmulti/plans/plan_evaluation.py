@@ -117,9 +117,9 @@ class Trial:
     demands: Mapping[str, ModelDemand]
     drawn: Mapping[str, Drawn]
     turns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Of models with replicas elsewhere that aren't replayed: the replica's index, and the number of replicas.
+    """The replica's index and the number of replicas, of models whose other replicas aren't replayed.
 
-    Its part are the requests that it would get if all took turns.
+    The replica gets the requests that it would get if all replicas took turns.
     """
     _sustained: dict[float, bool] = field(default_factory=dict, repr=False)
     _requests: dict[str, list[RequestLengths]] = field(default_factory=dict, repr=False)

@@ -187,8 +187,8 @@ class Replicas:
         steps = self._steps(schedule.speculation, requests).astype(int).tolist() if schedule.speculation else None
         received, texts = _received(requests).astype(int).tolist(), python_loop.SharedTexts(prefixes, warm)
         agents = Agents(requests.turns, self._profile.front_end_s) if requests.turns else None
-        given = rows, flags, steps, received, texts, agents
-        return python_loop.run(schedule, replica_cost, *given, watch, figures, busy)
+        arguments = rows, flags, steps, received, texts, agents
+        return python_loop.run(schedule, replica_cost, *arguments, watch, figures, busy)
 
     def _steps(self, speculation: Speculation | None, requests: RequestArrays) -> Array:
         """Return the iterations that give each output; they are drawn once for the same array of outputs."""
