@@ -84,7 +84,8 @@ def attention(
     starts = torch.zeros_like(contexts) if starts is None else starts
     bias = torch.empty(q.shape[1], 0) if bias is None else bias
     scale = scale or 1 / math.sqrt(q.shape[2])
-    attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window or _UNBOUNDED, causal, out)
+    threads, window = torch.get_num_threads(), window or _UNBOUNDED
+    attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, threads, out)
     return out
 
 

@@ -23,13 +23,30 @@ from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.kernel_dtypes import Kernel, njit_by_dtype
 from exegpt.kernels.kv_int8 import SCALE_BYTES
-from exegpt.kernels.llvm_vectors import FLOAT, INDEX, element_pointer, fetch, load_floats, multiply_add, splat
+from exegpt.kernels.llvm_vectors import (
+    FLOAT,
+    INDEX,
+    byte_pointer,
+    element_pointer,
+    fetch,
+    has_evens_and_odds,
+    item_bytes,
+    load_evens_and_odds,
+    load_floats,
+    multiply_add,
+    splat,
+)
 from exegpt.kernels.numba_jit import njit
 
 _REGISTERS = 256
 """Floats that one tile accumulates at a time: half of AVX-512's registers."""
-_AHEAD = 2
-"""Distance in blocks between the block that is prefetched and the block that is used."""
+_AHEAD = 3
+"""Distance in blocks between the block that is fetched and the block that is used.
+
+Blocks lie scattered in memory, so the hardware can't predict the next one.
+"""
+_LINE = 64
+"""Bytes of a line of the CPU's caches."""
 _ROWS = 8
 """Rows of a tile of prompt tokens: their K and V are read once for all of them."""
 
@@ -53,12 +70,15 @@ def _emit_tile(
     a: Sequence[ir.Value],
     b: ir.Value,
     c: Sequence[ir.Value],
+    coming: ir.Value | None = None,
 ) -> None:
     """Emit LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
 
     `a` and `c` are lists of pointers to rows of floats; `b` is a pointer to a contiguous [depth, columns] matrix of
     floats, or of bfloat16 or int8, which are widened in registers. `depth` may be known only at run time, as an LLVM
-    value; it is split as `_split` says.
+    value; it is split as `_split` says. Meanwhile fetch as many bytes from the pointer `coming` on as b has.
+
+    Of a sum of bfloat16 rows, c has the even columns before the odd ones: `load_evens_and_odds`.
     """
     vector = ir.VectorType(FLOAT, columns)
     zero = ir.Constant(vector, [0.0] * columns)
@@ -72,10 +92,15 @@ def _emit_tile(
         builder.store(builder.load(targets[r], align=4) if accumulate else zero, sums[r][0])
         for extra in sums[r][1:]:
             builder.store(zero, extra)
+    load = load_evens_and_odds if accumulate and has_evens_and_odds(b, columns) else load_floats
+    step = split * columns * item_bytes(b)
     with cgutils.for_range(builder, depth) as loop:
+        if coming is not None:
+            for line in range(0, step, _LINE):
+                fetch(builder, builder.gep(coming, [builder.add(builder.mul(loop.index, index(step)), index(line))]))
         for n in range(split):
             k = builder.add(builder.mul(loop.index, index(split)), index(n))
-            line = load_floats(builder, builder.gep(b, [builder.mul(k, index(columns))]), columns)
+            line = load(builder, builder.gep(b, [builder.mul(k, index(columns))]), columns)
             for r in range(rows):
                 factor = splat(builder, vector, builder.load(builder.gep(a[r], [k])))
                 builder.store(builder.call(fma, [factor, line, builder.load(sums[r][n])]), sums[r][n])
@@ -87,30 +112,35 @@ def _emit_tile(
 
 
 @intrinsic(prefer_literal=True)
-def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, b_start, c, c_start, c_stride):  # type: ignore[no-untyped-def]
-    """Compute c[c_start + r·c_stride + n] (+)= Σ_k a[a_start + r·a_stride + k] · b[b_start + k·columns + n] in float32.
+def _tile_product(_, rows, depth, columns, accumulate, a, a_start, b, b_start, ahead, c, c_start):  # type: ignore[no-untyped-def]
+    """Compute c[c_start + r·c_width + n] (+)= Σ_k a[a_start + r·a_width + k] · b[b_start + k·columns + n] in float32.
 
-    `rows`, `depth`, `columns` and `accumulate` are compile-time constants. Starts and strides count floats from the
-    arrays' first.
+    `rows`, `depth`, `columns` and `accumulate` are compile-time constants. Starts count elements from the arrays'
+    first; a and c are two-dimensional. Meanwhile fetch as many elements of b from `ahead` on.
     """
     sizes = (rows, depth, columns, accumulate)
     if not all(isinstance(size, types.IntegerLiteral) for size in sizes):
         return None
     tall, deep, wide, adds = (size.literal_value for size in sizes)
-    signature = types.void(*sizes, a, a_start, a_stride, b, b_start, c, c_start, c_stride)
+    signature = types.void(*sizes, a, a_start, b, b_start, ahead, c, c_start)
 
     def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         pointer = functools.partial(element_pointer, context, builder, sig, args)
 
-        def row(base: ir.Value, stride: ir.Value, r: int) -> ir.Value:
-            return builder.gep(base, [builder.mul(stride, stride.type(r))])
+        def row(base: ir.Value, place: int, r: int) -> ir.Value:
+            return builder.gep(base, [builder.mul(columns[place], INDEX(r))])
 
-        base_a, base_b, base_c = pointer(4), pointer(7), pointer(9)
+        base_a, base_b, base_c = pointer(4), pointer(6), pointer(9)
+        columns = {}
+        for place in (4, 9):
+            array = context.make_array(sig.args[place])(context, builder, args[place])
+            columns[place] = builder.extract_value(array.shape, 1)
+        coming = byte_pointer(context, builder, sig, args, 6, builder.mul(args[8], INDEX(item_bytes(base_b))))
         step = max(1, _REGISTERS // (wide * _split(deep, bool(adds))))
         for first in range(0, tall, step):
             some = range(first, min(tall, first + step))
-            lines_a, lines_c = ([row(base, args[p], r) for r in some] for base, p in ((base_a, 6), (base_c, 11)))
-            _emit_tile(builder, len(some), deep, wide, bool(adds), lines_a, base_b, lines_c)
+            lines_a, lines_c = ([row(base, place, r) for r in some] for base, place in ((base_a, 4), (base_c, 9)))
+            _emit_tile(builder, len(some), deep, wide, bool(adds), lines_a, base_b, lines_c, None if first else coming)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -137,13 +167,10 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
 
 @intrinsic(prefer_literal=True)
 def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
-    """Prefetch `count` (a compile-time constant) elements of an array from `start` on.
-
-    Blocks lie scattered in memory, so the hardware can't predict the next one.
-    """
+    """Fetch `count` (a compile-time constant) elements of an array from `start` on."""
     if not isinstance(count, types.IntegerLiteral):
         return None
-    elements, per_line = count.literal_value, 64 * 8 // array.dtype.bitwidth
+    elements, per_line = count.literal_value, _LINE * 8 // array.dtype.bitwidth
 
     def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         base, byte = element_pointer(context, builder, sig, args, 1), ir.IntType(8).as_pointer()
@@ -202,11 +229,30 @@ def _load_rows(x, rows, group, q, first, head, scale):  # type: ignore[no-untype
 
 
 @njit
-def _store_rows(x, rows, group, out, first, head):  # type: ignore[no-untyped-def]
-    """Store the rows of a tile where `_load_rows` has them from, in the output."""
+def _store_rows(x, rows, group, out, first, head, apart):  # type: ignore[no-untyped-def]
+    """Store the rows of a tile where `_load_rows` has them from, in the output.
+
+    `apart`: whether the even columns come before the odd ones.
+    """
+    half = x.shape[1] // 2
     for r in range(rows):
-        for d in range(x.shape[1]):
-            out[first + r // group, head * group + r % group, d] = rounded(x[r, d], out)
+        line = out[first + r // group, head * group + r % group]
+        if apart:
+            for d in range(half):
+                line[2 * d] = rounded(x[r, d], out)
+                line[2 * d + 1] = rounded(x[r, half + d], out)
+        else:
+            for d in range(x.shape[1]):
+                line[d] = rounded(x[r, d], out)
+
+
+@njit
+def _width(contexts, block_size):  # type: ignore[no-untyped-def]
+    """Return the number of keys in the blocks of the longest context."""
+    longest = 0
+    for context in contexts:
+        longest = max(longest, context)
+    return -(-longest // block_size) * block_size
 
 
 @njit
@@ -229,7 +275,7 @@ def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
 
 _SIGNATURE = (
     "void(real[:, :, :], cached[:, :, :, ::1], cached[:, :, :, ::1], int32[:, :], int32[::1], int32[::1], int32[::1],"
-    " float32[:, ::1], float64, int64, boolean, real[:, :, ::1])"
+    " float32[:, ::1], float64, int64, boolean, int64, real[:, :, ::1])"
 )
 """Fixed, so that no layout of an argument compiles the kernel again during a run."""
 
@@ -238,66 +284,71 @@ _SIGNATURE = (
 def kernel(group: int, head_size: int, block_size: int, decode: bool, quantised: bool = False) -> Kernel:
     """Compile the kernel for `group` query heads per KV head; `quantised`: over a cache of 8 bits (`kv_int8.py`).
 
-    The kernel is attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out); see
-    `attention.attention` for the arguments. It is compiled once for these sizes and kept on disk.
+    The kernel is attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, shares, out);
+    see `attention.attention` for the arguments. The work is dealt to threads in `shares` parts. The kernel is compiled
+    once for these sizes and kept on disk.
     """
     tokens = 1 if decode else max(1, _ROWS // group)
     rows = tokens * group
-    size = head_size * block_size
-    part = size + SCALE_BYTES * block_size if quantised else size
+    size, scale_bytes = head_size * block_size, SCALE_BYTES * block_size
+    part = size + scale_bytes if quantised else size
 
     @njit_by_dtype(_SIGNATURE.replace("cached", "int8" if quantised else "real"))
     def attend(  # type: ignore[no-untyped-def]
-        q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out
+        q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, shares, out
     ):
-        kv_heads = keys.shape[1]
+        kv_heads, apart = keys.shape[1], out.itemsize == 2 and not quantised and head_size % 2 == 0
         tiles = _tiles(offsets, contexts, tokens)
         if quantised:  # once: a view for every block takes a third of the time
             key_scales, value_scales = keys.reshape(-1).view(np.float32), values.reshape(-1).view(np.float32)
         # Heads outermost: neighbouring tiles of a prompt differ in cost, and threads take contiguous shares.
-        for item in prange(kv_heads * len(tiles)):
-            head, tile = item // len(tiles), item % len(tiles)
-            sequence, first, queries, context = tiles[tile]
-            table = tables[sequence]
-            past = contexts[sequence] if not causal else 0  # seen by all of the tile's queries
-            blocks = -(-max(past, context + queries - 1) // block_size)
-            skipped = max(starts[sequence], context - window if causal else 0) // block_size
-            begin = skipped * block_size  # the key of scores[:, 0]
-            width = blocks * block_size - begin
-            x = np.zeros((rows, head_size), np.float32)
-            scores = np.empty((rows, width), np.float32)
+        items = kv_heads * len(tiles)
+        for share in prange(shares):
+            # Allocated once for all tiles: this would take a sixth of decoding's time.
+            x = np.empty((rows, head_size), np.float32)
+            scores = np.empty((rows, _width(contexts, block_size)), np.float32)
             unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # each row sees the keys between them
-            _load_rows(x, queries * group, group, q, first, head, scale)
-            for j in range(skipped, blocks):
-                ahead = table[min(j + _AHEAD, blocks - 1)]
-                _prefetch(part, keys, (ahead * kv_heads + head) * part)
-                block, at = (table[j] * kv_heads + head) * part, j * block_size - begin
-                _tile_product(rows, head_size, block_size, 0, x, 0, head_size, keys, block, scores, at, width)
-                if quantised:
-                    _scale_columns(scores, at, key_scales, (block + size) // SCALE_BYTES, block_size)
-            for r in range(queries * group):
-                end = context + r // group
-                unseen[r] = max(starts[sequence], end - window if causal else 0) - begin
-                ends[r] = max(past, end) - begin
-                if bias.shape[1]:
-                    _add_bias(scores[r], bias[head * group + r % group], begin, end - 1)
-                _softmax(scores[r, unseen[r] : ends[r]])
-            x[:] = 0
-            for j in range(skipped, blocks):
-                ahead = table[min(j + _AHEAD, blocks - 1)]
-                _prefetch(part, values, (ahead * kv_heads + head) * part)
-                block, at = (table[j] * kv_heads + head) * part, j * block_size - begin
-                if quantised:
-                    _scale_columns(scores, at, value_scales, (block + size) // SCALE_BYTES, block_size)
-                if unseen[queries * group - 1] <= at and at + block_size <= ends[0]:
-                    _tile_product(rows, block_size, head_size, 1, scores, at, width, values, block, x, 0, head_size)
-                    continue
-                # Values that a row does not see may be NaN, even another sequence's; NaN times a weight of zero is NaN.
+            for item in range(share * items // shares, (share + 1) * items // shares):
+                head, tile = item // len(tiles), item % len(tiles)
+                sequence, first, queries, context = tiles[tile]
+                table = tables[sequence]
+                past = contexts[sequence] if not causal else 0  # seen by all of the tile's queries
+                blocks = -(-max(past, context + queries - 1) // block_size)
+                skipped = max(starts[sequence], context - window if causal else 0) // block_size
+                begin = skipped * block_size  # the key of scores[:, 0]
+                x[:] = 0
+                _load_rows(x, queries * group, group, q, first, head, scale)
+                for j in range(skipped, blocks):
+                    ahead = (table[min(j + _AHEAD, blocks - 1)] * kv_heads + head) * part
+                    block, at = (table[j] * kv_heads + head) * part, j * block_size - begin
+                    _tile_product(rows, head_size, block_size, 0, x, 0, keys, block, ahead, scores, at)
+                    if quantised:
+                        _prefetch(scale_bytes, keys, ahead + size)
+                        _scale_columns(scores, at, key_scales, (block + size) // SCALE_BYTES, block_size)
                 for r in range(queries * group):
-                    begins = max(unseen[r], at)
-                    seen, place = min(ends[r], at + block_size) - begins, block + (begins - at) * head_size
-                    scores_at = r * width + begins
-                    _add_row_product(head_size, scores, scores_at, seen, values, place, x, r * head_size)
-            _store_rows(x, queries * group, group, out, first, head)
+                    end = context + r // group
+                    unseen[r] = max(starts[sequence], end - window if causal else 0) - begin
+                    ends[r] = max(past, end) - begin
+                    if bias.shape[1]:
+                        _add_bias(scores[r], bias[head * group + r % group], begin, end - 1)
+                    _softmax(scores[r, unseen[r] : ends[r]])
+                x[:] = 0
+                for j in range(skipped, blocks):
+                    ahead = (table[min(j + _AHEAD, blocks - 1)] * kv_heads + head) * part
+                    block, at = (table[j] * kv_heads + head) * part, j * block_size - begin
+                    if quantised:
+                        _prefetch(scale_bytes, values, ahead + size)
+                        _scale_columns(scores, at, value_scales, (block + size) // SCALE_BYTES, block_size)
+                    if unseen[queries * group - 1] <= at and at + block_size <= ends[0]:
+                        _tile_product(rows, block_size, head_size, 1, scores, at, values, block, ahead, x, 0)
+                        continue
+                    # Values that a row does not see may be NaN, even another sequence's; NaN times a weight of zero is
+                    # NaN.
+                    for r in range(queries * group):
+                        begins = max(unseen[r], at)
+                        seen, place = min(ends[r], at + block_size) - begins, block + (begins - at) * head_size
+                        weights_at = r * scores.shape[1] + begins
+                        _add_row_product(head_size, scores, weights_at, seen, values, place, x, r * head_size)
+                _store_rows(x, queries * group, group, out, first, head, apart)
 
     return attend
