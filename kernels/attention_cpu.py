@@ -213,11 +213,12 @@ def _add_bias(scores, bias, begin, place):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _scale_columns(scores, at, scales, begin, columns):  # type: ignore[no-untyped-def]
-    """Multiply the columns of all scores from `at` on by the scales from `begin` on."""
-    for r in range(scores.shape[0]):
+def _scale_columns(scores, at, rows, scales, begin, columns):  # type: ignore[no-untyped-def]
+    """Multiply the columns of `rows` rows of scores, from element `at` on, by the scales from `begin` on."""
+    width = scores.shape[1]
+    for r in range(rows):
         for t in range(columns):
-            scores[r, at + t] *= scales[begin + t]
+            scores[(at + r * width) // width, (at + r * width) % width + t] *= scales[begin + t]
 
 
 @njit
@@ -273,6 +274,36 @@ def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
     return tiles
 
 
+@njit
+def _bounds(tiles, heads, window, decode, shares):  # type: ignore[no-untyped-def]
+    """Return the first item of each share, and the end of the last, int64 [shares + 1]. An item is a tile and a head.
+
+    In decoding, heads are innermost: those of a block lie together in memory, and are read together. Shares have about
+    as many keys. In a prompt, heads are outermost, as neighbouring tiles differ in cost.
+    """
+    items = heads * len(tiles)
+    bounds = np.empty(shares + 1, np.int64)
+    for share in range(shares + 1):
+        bounds[share] = share * items // shares
+    if decode:
+        keys = np.minimum(tiles[:, 3], window)
+        total, before, share = keys.sum(), 0, 1
+        for tile in range(len(tiles)):
+            while share < shares and share * total < (before + keys[tile]) * shares:
+                bounds[share] = tile * heads + (share * total - before * shares) * heads // (keys[tile] * shares)
+                share += 1
+            before += keys[tile]
+    return bounds
+
+
+@njit
+def _tile_and_heads(item, end, heads, tiles, decode):  # type: ignore[no-untyped-def]
+    """Return an item's tile, its head, and how many of the tile's heads from it on come before the item `end`."""
+    if decode:
+        return item // heads, item % heads, min(heads - item % heads, end - item)
+    return item % tiles, item // tiles, 1
+
+
 _SIGNATURE = (
     "void(real[:, :, :], cached[:, :, :, ::1], cached[:, :, :, ::1], int32[:, :], int32[::1], int32[::1], int32[::1],"
     " float32[:, ::1], float64, int64, boolean, int64, real[:, :, ::1])"
@@ -301,15 +332,17 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool, quantised:
         tiles = _tiles(offsets, contexts, tokens)
         if quantised:  # once: a view for every block takes a third of the time
             key_scales, value_scales = keys.reshape(-1).view(np.float32), values.reshape(-1).view(np.float32)
-        # Heads outermost: neighbouring tiles of a prompt differ in cost, and threads take contiguous shares.
-        items = kv_heads * len(tiles)
+        bounds, width = _bounds(tiles, kv_heads, window, decode, shares), _width(contexts, block_size)
+        together = kv_heads if decode else 1
         for share in prange(shares):
             # Allocated once for all tiles: this would take a sixth of decoding's time.
-            x = np.empty((rows, head_size), np.float32)
-            scores = np.empty((rows, _width(contexts, block_size)), np.float32)
+            x = np.empty((together * rows, head_size), np.float32)
+            scores = np.empty((together * rows, width), np.float32)
             unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # each row sees the keys between them
-            for item in range(share * items // shares, (share + 1) * items // shares):
-                head, tile = item // len(tiles), item % len(tiles)
+            item = bounds[share]
+            while item < bounds[share + 1]:
+                tile, head, count = _tile_and_heads(item, bounds[share + 1], kv_heads, len(tiles), decode)
+                item += count
                 sequence, first, queries, context = tiles[tile]
                 table = tables[sequence]
                 past = contexts[sequence] if not causal else 0  # seen by all of the tile's queries
@@ -317,38 +350,57 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool, quantised:
                 skipped = max(starts[sequence], context - window if causal else 0) // block_size
                 begin = skipped * block_size  # the key of scores[:, 0]
                 x[:] = 0
-                _load_rows(x, queries * group, group, q, first, head, scale)
-                for j in range(skipped, blocks):
-                    ahead = (table[min(j + _AHEAD, blocks - 1)] * kv_heads + head) * part
-                    block, at = (table[j] * kv_heads + head) * part, j * block_size - begin
-                    _tile_product(rows, head_size, block_size, 0, x, 0, keys, block, ahead, scores, at)
+                for h in range(count):
+                    _load_rows(x[h * rows :], queries * group, group, q, first, head + h, scale)
+                for place in range(skipped * count, blocks * count):
+                    j, h = place // count, place % count
+                    ahead = (table[min(j + -(-_AHEAD // count), blocks - 1)] * kv_heads + head + h) * part
+                    block, at = (table[j] * kv_heads + head + h) * part, h * rows * width + j * block_size - begin
+                    _tile_product(
+                        rows, head_size, block_size, 0, x, h * rows * head_size, keys, block, ahead, scores, at
+                    )
                     if quantised:
                         _prefetch(scale_bytes, keys, ahead + size)
-                        _scale_columns(scores, at, key_scales, (block + size) // SCALE_BYTES, block_size)
+                        _scale_columns(scores, at, rows, key_scales, (block + size) // SCALE_BYTES, block_size)
                 for r in range(queries * group):
                     end = context + r // group
                     unseen[r] = max(starts[sequence], end - window if causal else 0) - begin
                     ends[r] = max(past, end) - begin
-                    if bias.shape[1]:
-                        _add_bias(scores[r], bias[head * group + r % group], begin, end - 1)
-                    _softmax(scores[r, unseen[r] : ends[r]])
+                for h in range(count):
+                    for r in range(queries * group):
+                        if bias.shape[1]:
+                            line = bias[(head + h) * group + r % group]
+                            _add_bias(
+                                scores[h * rows + r, : blocks * block_size - begin],
+                                line,
+                                begin,
+                                context + r // group - 1,
+                            )
+                        _softmax(scores[h * rows + r, unseen[r] : ends[r]])
                 x[:] = 0
-                for j in range(skipped, blocks):
-                    ahead = (table[min(j + _AHEAD, blocks - 1)] * kv_heads + head) * part
-                    block, at = (table[j] * kv_heads + head) * part, j * block_size - begin
+                for place in range(skipped * count, blocks * count):
+                    j, h = place // count, place % count
+                    ahead = (table[min(j + -(-_AHEAD // count), blocks - 1)] * kv_heads + head + h) * part
+                    block, key = (table[j] * kv_heads + head + h) * part, j * block_size - begin
+                    at = h * rows * width + key
                     if quantised:
                         _prefetch(scale_bytes, values, ahead + size)
-                        _scale_columns(scores, at, value_scales, (block + size) // SCALE_BYTES, block_size)
-                    if unseen[queries * group - 1] <= at and at + block_size <= ends[0]:
-                        _tile_product(rows, block_size, head_size, 1, scores, at, values, block, ahead, x, 0)
+                        _scale_columns(scores, at, rows, value_scales, (block + size) // SCALE_BYTES, block_size)
+                    if unseen[queries * group - 1] <= key and key + block_size <= ends[0]:
+                        _tile_product(
+                            rows, block_size, head_size, 1, scores, at, values, block, ahead, x, h * rows * head_size
+                        )
                         continue
                     # Values that a row does not see may be NaN, even another sequence's; NaN times a weight of zero is
                     # NaN.
                     for r in range(queries * group):
-                        begins = max(unseen[r], at)
-                        seen, place = min(ends[r], at + block_size) - begins, block + (begins - at) * head_size
-                        weights_at = r * scores.shape[1] + begins
-                        _add_row_product(head_size, scores, weights_at, seen, values, place, x, r * head_size)
-                _store_rows(x, queries * group, group, out, first, head, apart)
+                        begins = max(unseen[r], key)
+                        seen, value = min(ends[r], key + block_size) - begins, block + (begins - key) * head_size
+                        weights_at = (h * rows + r) * width + begins
+                        _add_row_product(
+                            head_size, scores, weights_at, seen, values, value, x, (h * rows + r) * head_size
+                        )
+                for h in range(count):
+                    _store_rows(x[h * rows :], queries * group, group, out, first, head + h, apart)
 
     return attend

@@ -18,7 +18,10 @@ def njit(*arguments: Any, **options: Any) -> Any:
     on standard error.
     """
     # Without this option, a function takes over its first caller's, and may then assume that there are no NaNs.
-    options = {"fastmath": False, **options}
+    # A function that is called gets no code of its own, which can differ from its copy in a kernel in a sum's order: a
+    # process that compiles a kernel would call the one, and a process that loads it from disk the other.
+    called = not arguments or callable(arguments[0])
+    options = {"fastmath": False, "forceinline": called, **options}
     if len(arguments) == 1 and callable(arguments[0]):
         return numba.njit(arguments[0], **options)
 
