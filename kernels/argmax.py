@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import torch
 from numba import prange
 
-from exegpt.kernels.greatest import greatest
+from exegpt.kernels.bfloat16 import widened
+from exegpt.kernels.greatest import greatest, greatest_bfloat16
 from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.numba_threads import compiled
 
@@ -24,7 +26,10 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     if not compiled(logits):
         return argmax_reference(logits)
     out = torch.empty(len(logits), dtype=torch.int64)
-    _argmax(logits.float().numpy(), out.numpy())
+    if logits.dtype == torch.bfloat16:
+        _argmax_bfloat16(logits.view(torch.int16).numpy(), out.numpy())
+    else:
+        _argmax(logits.numpy(), out.numpy())
     return out
 
 
@@ -56,3 +61,23 @@ def place_of_greatest(line):  # type: ignore[no-untyped-def]
 def _argmax(logits, out):  # type: ignore[no-untyped-def]
     for row in prange(len(logits)):
         out[row] = place_of_greatest(logits[row])
+
+
+@njit(["void(int16[:, ::1], int64[::1])"], parallel=True, cache=True, error_model="numpy")
+def _argmax_bfloat16(logits, out):  # type: ignore[no-untyped-def]
+    for row in prange(len(logits)):
+        line = logits[row]
+        top, first, place = np.float32(-np.inf), 0, NO_TOKEN
+        for start in range(0, len(line), _CHUNK):
+            bits = greatest_bfloat16(line[start : start + _CHUNK])
+            value = widened(np.uint16(bits))
+            if not value < np.inf:
+                top = value
+                break
+            if value > top:
+                top, first = value, start
+        if np.isfinite(top):
+            place = first
+            while widened(np.uint16(line[place])) != top:
+                place += 1
+        out[row] = place

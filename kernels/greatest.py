@@ -4,6 +4,8 @@ import numpy as np
 
 from exegpt.kernels.numba_jit import njit
 
+_SIGN_16, _REST_16 = np.int16(15), np.int16(2**15 - 1)
+_MINUS_INFINITY_16 = np.int16(np.uint16(0xFF80).view(np.int16) ^ _REST_16)
 _LEAST, _MOST = np.int32(-(2**31)), np.int32(2**31 - 1)
 _SIGN, _REST = np.int32(31), _MOST
 _MINUS_INFINITY = np.int32(np.float32(-np.inf).view(np.int32) ^ _REST)
@@ -26,3 +28,15 @@ def greatest(values):  # type: ignore[no-untyped-def]
     if bottom < _MINUS_INFINITY:
         return np.float32(np.nan)
     return np.int32(top ^ ((top >> _SIGN) & _REST)).view(np.float32)
+
+
+@njit(error_model="numpy")
+def greatest_bfloat16(bits):  # type: ignore[no-untyped-def]
+    """Return what `greatest` does for bfloat16, whose bits are int16: the bits of the greatest value, or of a NaN."""
+    top, bottom = np.int16(-(2**15)), _REST_16
+    for i in range(len(bits)):
+        ordered = np.int16(bits[i] ^ ((bits[i] >> _SIGN_16) & _REST_16))
+        top, bottom = max(top, ordered), min(bottom, ordered)
+    if bottom < _MINUS_INFINITY_16:
+        return _REST_16
+    return np.int16(top ^ ((top >> _SIGN_16) & _REST_16))

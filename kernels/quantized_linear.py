@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from exegpt.kernels.linear import Activation, PackedLinear
+from exegpt.kernels.linear import Activation, PackedLinear, can_gate
 from exegpt.kernels.quantized_cpu import pack_codes, quantized_product, to_strips
 from exegpt.kernels.quantized_weight import QuantizedWeight, side_by_side
+from exegpt.kernels.swiglu import swiglu
 
 
 class QuantizedLinear:
@@ -57,6 +58,17 @@ class SideBySide:
         return y if residual is None else residual.add_(y)
 
 
+class GatedLinear:
+    """SwiGLU of another layer's outputs, of which the first half gates the second."""
+
+    def __init__(self, layer: "Linear"):
+        self.layer = layer
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply [rows, inputs] → [rows, outputs / 2]."""
+        return swiglu(self.layer(x))
+
+
 Linear = PackedLinear | QuantizedLinear | SideBySide
 
 
@@ -71,3 +83,10 @@ def linear_of(weights: Sequence[torch.Tensor | QuantizedWeight], biases: Sequenc
     if joined is not None:
         return QuantizedLinear(joined, torch.cat(list(biases)) if biases else None)
     return SideBySide([linear_of([w], biases[i : i + 1]) for i, w in enumerate(weights)])
+
+
+def gated_linear_of(gate: torch.Tensor | QuantizedWeight, up: torch.Tensor | QuantizedWeight) -> Linear | GatedLinear:
+    """Return one layer x → silu(x · gateᵀ) · (x · upᵀ); weights are [outputs, inputs]."""
+    if isinstance(gate, torch.Tensor) and isinstance(up, torch.Tensor) and can_gate(weight := torch.cat((gate, up))):
+        return PackedLinear(weight, activation="swiglu")
+    return GatedLinear(linear_of((gate, up)))

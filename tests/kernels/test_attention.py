@@ -1,5 +1,8 @@
 """Paged attention against its plain reference, and that against PyTorch's own attention, over odd shapes."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,3 +123,22 @@ def test_kv_write_against_its_reference(tokens, heads, head_size, block_size):
     kv_write_reference(both[:, :heads], both[:, heads:], *plain, slots)
     assert torch.equal(mine[0], plain[0]) and torch.equal(mine[1], plain[1])
     assert mine[0].count_nonzero() == mine[1].count_nonzero() == tokens * heads * head_size
+
+
+@given(
+    st.lists(st.integers(1, 900), min_size=1, max_size=9),
+    st.integers(1, 8),
+    st.integers(1, 7),
+    st.sampled_from([5, 10**9]),
+    st.booleans(),
+)
+def test_shares_of_the_work_are_whole_and_about_even(contexts, heads, shares, window, decode):
+    from exegpt.kernels.attention_cpu import _bounds
+
+    tiles = np.array([[i, i, 1, context] for i, context in enumerate(contexts)])
+    bounds = _bounds.py_func(tiles, heads, window, decode, shares)
+    assert bounds[0] == 0 and bounds[-1] == heads * len(contexts) and (np.diff(bounds) >= 0).all()
+    if decode:
+        keys = np.repeat(np.minimum(tiles[:, 3], window), heads)
+        parts = [keys[a:b].sum() for a, b in itertools.pairwise(bounds)]
+        assert max(parts) <= keys.sum() / shares + keys.max()

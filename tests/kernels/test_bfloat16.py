@@ -112,3 +112,14 @@ def test_sampling_and_log_probs_are_those_of_the_widened_logits(logits_of):
     asked = LogProbs(torch.tensor([3, 39]), 5)
     expected = log_probs_reference(logits, tokens.clamp(min=0), asked)
     torch.testing.assert_close(log_probs(logits, tokens, asked), expected, atol=1e-5, rtol=1e-6)
+
+
+def test_the_greatest_of_bfloat16_logits():
+    logits = torch.randn(9, 3001, generator=torch.Generator().manual_seed(3)).to(BF16)
+    logits[1:3] = -logits[1:3].abs() - 1
+    logits[3, 7], logits[4, 9], logits[5, 2999], logits[6] = torch.nan, -torch.nan, torch.inf, -torch.inf
+    logits[7, [12, 900]] = 100.0
+    logits[8] = 0.0
+    logits[8, :40] = -0.0
+    assert torch.equal(argmax(logits), argmax_reference(logits.float()))
+    assert argmax(logits)[3:8].tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, NO_TOKEN, 12]

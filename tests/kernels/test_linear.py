@@ -45,7 +45,7 @@ def test_packing_is_chosen_where_it_exists():
 @pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh"])
 def test_bfloat16_weights_that_are_widened_in_registers(monkeypatch, rows, outputs, inputs, activation):
     """Sums are float32's, and the result is rounded once, whether this CPU needs that or not."""
-    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(linear, "can_tile", lambda dtype: True)
     x, w, b, r = (
         torch.randn(*shape).bfloat16() for shape in ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs))
     )
@@ -79,7 +79,7 @@ def test_a_tiled_product_adds_to_its_own_input_and_to_a_residual_with_gaps(monke
 
 
 def test_widened_weights_that_are_not_finite_reach_their_output_alone(monkeypatch):
-    monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(linear, "can_tile", lambda dtype: True)
     w = torch.ones(20, 3).bfloat16()
     w[2, 1], w[18, 0] = torch.nan, torch.inf
     got = PackedLinear(w, activation="relu")(torch.ones(2, 3).bfloat16())

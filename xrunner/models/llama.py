@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from exegpt.kernels.norm import rms_norm
-from exegpt.kernels.quantized_linear import Linear, linear_of
+from exegpt.kernels.quantized_linear import Linear, gated_linear_of, linear_of
 from exegpt.kernels.rotary import rotate_and_write
-from exegpt.kernels.swiglu import swiglu
 from xcore.architectures.config_sizes import number
 from xcore.architectures.llama_family import attention_window
 from xcore.errors import InputError
@@ -217,7 +216,7 @@ class LlamaLayer:
             self.ones = torch.ones_like(query)
         self.output = linear("self_attn.o_proj")
         self.attention_norm = get("post_attention_layernorm.weight")
-        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.gated = gated_linear_of(matrix("mlp.gate_proj"), matrix("mlp.up_proj"))
         self.down = linear("mlp.down_proj")
 
     def before_attention(
@@ -254,7 +253,7 @@ class LlamaLayer:
         return self.shard.all_reduce(in_row_chunks(lambda rows: self._feed_forward(*rows), x))
 
     def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = swiglu(self.gate_up(rms_norm(x, self.attention_norm, self.epsilon)))
+        inner = self.gated(rms_norm(x, self.attention_norm, self.epsilon))
         return self.down(inner, residual=self.shard.once(x))
 
 
