@@ -165,20 +165,16 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
     return types.void(columns, a, a_start, depth, b, b_start, c, c_start), codegen
 
 
-@intrinsic(prefer_literal=True)
-def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
-    """Fetch `count` (a compile-time constant) elements of an array from `start` on."""
-    if not isinstance(count, types.IntegerLiteral):
-        return None
-    elements, per_line = count.literal_value, _LINE * 8 // array.dtype.bitwidth
+@intrinsic
+def _fetch(_, array, place):  # type: ignore[no-untyped-def]
+    """Fetch the line of the cache that has an element of an array."""
 
     def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
-        base, byte = element_pointer(context, builder, sig, args, 1), ir.IntType(8).as_pointer()
-        for offset in range(0, elements, per_line):
-            fetch(builder, builder.bitcast(builder.gep(base, [args[2].type(offset)]), byte))
+        pointer = element_pointer(context, builder, sig, args, 0)
+        fetch(builder, builder.bitcast(pointer, ir.IntType(8).as_pointer()))
         return context.get_dummy_value()
 
-    return types.void(count, array, start), codegen
+    return types.void(array, place), codegen
 
 
 @njit(fastmath=True, error_model="numpy")
@@ -213,38 +209,97 @@ def _add_bias(scores, bias, begin, place):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _scale_columns(scores, at, rows, scales, begin, columns):  # type: ignore[no-untyped-def]
-    """Multiply the columns of `rows` rows of scores, from element `at` on, by the scales from `begin` on."""
+def _scale_columns(scores, at, rows, scales, begin, ahead, columns):  # type: ignore[no-untyped-def]
+    """Multiply the columns of `rows` rows of scores, from element `at` on, by scales; fetch later ones meanwhile.
+
+    The scales are those from byte `begin` on of the cache, the later ones those from byte `ahead` on.
+    """
     width = scores.shape[1]
+    _fetch(scales, ahead // SCALE_BYTES)
     for r in range(rows):
+        line = scores[at // width + r]
         for t in range(columns):
-            scores[(at + r * width) // width, (at + r * width) % width + t] *= scales[begin + t]
+            line[at % width + t] *= scales[begin // SCALE_BYTES + t]
 
 
 @njit
-def _load_rows(x, rows, group, q, first, head, scale):  # type: ignore[no-untyped-def]
-    """Load the rows of a tile, times `scale`: a KV head's `group` query heads, token by token from `first` on."""
-    for r in range(rows):
-        for d in range(x.shape[1]):
-            x[r, d] = widened(q[first + r // group, head * group + r % group, d]) * np.float32(scale)
+def _load_rows(x, heads, rows, used, group, q, first, head, scale):  # type: ignore[no-untyped-def]
+    """Load a tile for each of `heads` KV heads from `head` on, times `scale`: `used` of its `rows` rows.
+
+    They are the KV head's `group` query heads, token by token from `first` on. The other rows are zeros.
+    """
+    x[:] = 0
+    for h in range(heads):
+        for r in range(used):
+            line = q[first + r // group, (head + h) * group + r % group]
+            for d in range(x.shape[1]):
+                x[h * rows + r, d] = widened(line[d]) * np.float32(scale)
 
 
 @njit
-def _store_rows(x, rows, group, out, first, head, apart):  # type: ignore[no-untyped-def]
-    """Store the rows of a tile where `_load_rows` has them from, in the output.
+def _store_rows(x, heads, rows, used, group, out, first, head, apart):  # type: ignore[no-untyped-def]
+    """Store the rows of tiles where `_load_rows` has them from, in the output.
 
     `apart`: whether the even columns come before the odd ones.
     """
     half = x.shape[1] // 2
-    for r in range(rows):
-        line = out[first + r // group, head * group + r % group]
-        if apart:
-            for d in range(half):
-                line[2 * d] = rounded(x[r, d], out)
-                line[2 * d + 1] = rounded(x[r, half + d], out)
-        else:
-            for d in range(x.shape[1]):
-                line[d] = rounded(x[r, d], out)
+    for h in range(heads):
+        for r in range(used):
+            row, line = x[h * rows + r], out[first + r // group, (head + h) * group + r % group]
+            if apart:
+                for d in range(half):
+                    line[2 * d] = rounded(row[d], out)
+                    line[2 * d + 1] = rounded(row[half + d], out)
+            else:
+                for d in range(x.shape[1]):
+                    line[d] = rounded(row[d], out)
+
+
+@njit
+def _floats(rows, columns):  # type: ignore[no-untyped-def]
+    return np.empty((rows, columns), np.float32)
+
+
+@njit
+def _reach(tile, contexts, starts, window, causal, block_size):  # type: ignore[no-untyped-def]
+    """Return a tile's first block, the first key in it, and the end of the tile's blocks."""
+    sequence, _, queries, context = tile
+    skipped = max(starts[sequence], context - window if causal else 0) // block_size
+    end = max(0 if causal else contexts[sequence], context + queries - 1)
+    return skipped, skipped * block_size, -(-end // block_size)
+
+
+@njit
+def _see(unseen, ends, tile, group, contexts, starts, window, causal, begin):  # type: ignore[no-untyped-def]
+    """Set the keys between which each row of a tile sees, counted from `begin`."""
+    sequence, _, queries, context = tile
+    for r in range(queries * group):
+        end = context + r // group
+        unseen[r] = max(starts[sequence], end - window if causal else 0) - begin
+        ends[r] = (end if causal else max(contexts[sequence], end)) - begin
+
+
+@njit
+def _weigh(scores, heads, rows, used, unseen, ends, bias, head, group, begin, context):  # type: ignore[no-untyped-def]
+    """Turn scores into weights: add the bias of the KV heads from `head` on, and take the softmax of seen keys."""
+    for h in range(heads):
+        for r in range(used):
+            line = scores[h * rows + r]
+            if bias.shape[1]:
+                of_head = bias[(head + h) * group + r % group]
+                _add_bias(line[: ends[used - 1]], of_head, begin, context + r // group - 1)
+            _softmax(line[unseen[r] : ends[r]])
+
+
+@njit
+def _chunk(chunk, table, blocks, heads, head, kv_heads, part):  # type: ignore[no-untyped-def]
+    """Return a chunk's head, its first element in the cache, and that of the chunk to fetch meanwhile.
+
+    A chunk of `part` elements is a block of one head; those of a block's `heads` heads follow each other.
+    """
+    block, h = chunk // heads, chunk % heads
+    ahead = min(block + -(-_AHEAD // heads), blocks - 1)
+    return h, (table[block] * kv_heads + head + h) * part, (table[ahead] * kv_heads + head + h) * part
 
 
 @njit
@@ -321,86 +376,53 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool, quantised:
     """
     tokens = 1 if decode else max(1, _ROWS // group)
     rows = tokens * group
-    size, scale_bytes = head_size * block_size, SCALE_BYTES * block_size
-    part = size + scale_bytes if quantised else size
+    size, apart = head_size * block_size, not quantised and head_size % 2 == 0
+    part = size + SCALE_BYTES * block_size if quantised else size
 
     @njit_by_dtype(_SIGNATURE.replace("cached", "int8" if quantised else "real"))
     def attend(  # type: ignore[no-untyped-def]
         q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, shares, out
     ):
-        kv_heads, apart = keys.shape[1], out.itemsize == 2 and not quantised and head_size % 2 == 0
-        tiles = _tiles(offsets, contexts, tokens)
+        kv_heads, tiles = keys.shape[1], _tiles(offsets, contexts, tokens)
         if quantised:  # once: a view for every block takes a third of the time
             key_scales, value_scales = keys.reshape(-1).view(np.float32), values.reshape(-1).view(np.float32)
         bounds, width = _bounds(tiles, kv_heads, window, decode, shares), _width(contexts, block_size)
-        together = kv_heads if decode else 1
         for share in prange(shares):
-            # Allocated once for all tiles: this would take a sixth of decoding's time.
-            x = np.empty((together * rows, head_size), np.float32)
-            scores = np.empty((together * rows, width), np.float32)
+            most = kv_heads if decode else 1  # heads of a tile; to allocate for each would take a sixth of decoding
+            x, scores = _floats(most * rows, head_size), _floats(most * rows, width)
             unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # each row sees the keys between them
-            item = bounds[share]
-            while item < bounds[share + 1]:
-                tile, head, count = _tile_and_heads(item, bounds[share + 1], kv_heads, len(tiles), decode)
-                item += count
+            item, end = bounds[share], bounds[share + 1]
+            while item < end:
+                tile, head, heads = _tile_and_heads(item, end, kv_heads, len(tiles), decode)
+                item += heads
                 sequence, first, queries, context = tiles[tile]
-                table = tables[sequence]
-                past = contexts[sequence] if not causal else 0  # seen by all of the tile's queries
-                blocks = -(-max(past, context + queries - 1) // block_size)
-                skipped = max(starts[sequence], context - window if causal else 0) // block_size
-                begin = skipped * block_size  # the key of scores[:, 0]
-                x[:] = 0
-                for h in range(count):
-                    _load_rows(x[h * rows :], queries * group, group, q, first, head + h, scale)
-                for place in range(skipped * count, blocks * count):
-                    j, h = place // count, place % count
-                    ahead = (table[min(j + -(-_AHEAD // count), blocks - 1)] * kv_heads + head + h) * part
-                    block, at = (table[j] * kv_heads + head + h) * part, h * rows * width + j * block_size - begin
-                    _tile_product(
-                        rows, head_size, block_size, 0, x, h * rows * head_size, keys, block, ahead, scores, at
-                    )
+                table, used = tables[sequence], queries * group
+                skipped, begin, blocks = _reach(tiles[tile], contexts, starts, window, causal, block_size)
+                _load_rows(x, heads, rows, used, group, q, first, head, scale)
+                for chunk in range(skipped * heads, blocks * heads):
+                    h, block, ahead = _chunk(chunk, table, blocks, heads, head, kv_heads, part)
+                    at, to = h * rows * head_size, h * rows * width + chunk // heads * block_size - begin
+                    _tile_product(rows, head_size, block_size, 0, x, at, keys, block, ahead, scores, to)
                     if quantised:
-                        _prefetch(scale_bytes, keys, ahead + size)
-                        _scale_columns(scores, at, rows, key_scales, (block + size) // SCALE_BYTES, block_size)
-                for r in range(queries * group):
-                    end = context + r // group
-                    unseen[r] = max(starts[sequence], end - window if causal else 0) - begin
-                    ends[r] = max(past, end) - begin
-                for h in range(count):
-                    for r in range(queries * group):
-                        if bias.shape[1]:
-                            line = bias[(head + h) * group + r % group]
-                            _add_bias(
-                                scores[h * rows + r, : blocks * block_size - begin],
-                                line,
-                                begin,
-                                context + r // group - 1,
-                            )
-                        _softmax(scores[h * rows + r, unseen[r] : ends[r]])
+                        _scale_columns(scores, to, rows, key_scales, block + size, ahead + size, block_size)
+                _see(unseen, ends, tiles[tile], group, contexts, starts, window, causal, begin)
+                _weigh(scores, heads, rows, used, unseen, ends, bias, head, group, begin, context)
                 x[:] = 0
-                for place in range(skipped * count, blocks * count):
-                    j, h = place // count, place % count
-                    ahead = (table[min(j + -(-_AHEAD // count), blocks - 1)] * kv_heads + head + h) * part
-                    block, key = (table[j] * kv_heads + head + h) * part, j * block_size - begin
-                    at = h * rows * width + key
+                for chunk in range(skipped * heads, blocks * heads):
+                    h, block, ahead = _chunk(chunk, table, blocks, heads, head, kv_heads, part)
+                    key = chunk // heads * block_size - begin
+                    at, to = h * rows * width + key, h * rows * head_size
                     if quantised:
-                        _prefetch(scale_bytes, values, ahead + size)
-                        _scale_columns(scores, at, rows, value_scales, (block + size) // SCALE_BYTES, block_size)
-                    if unseen[queries * group - 1] <= key and key + block_size <= ends[0]:
-                        _tile_product(
-                            rows, block_size, head_size, 1, scores, at, values, block, ahead, x, h * rows * head_size
-                        )
+                        _scale_columns(scores, at, rows, value_scales, block + size, ahead + size, block_size)
+                    if unseen[used - 1] <= key and key + block_size <= ends[0]:
+                        _tile_product(rows, block_size, head_size, 1, scores, at, values, block, ahead, x, to)
                         continue
-                    # Values that a row does not see may be NaN, even another sequence's; NaN times a weight of zero is
-                    # NaN.
-                    for r in range(queries * group):
-                        begins = max(unseen[r], key)
-                        seen, value = min(ends[r], key + block_size) - begins, block + (begins - key) * head_size
-                        weights_at = (h * rows + r) * width + begins
-                        _add_row_product(
-                            head_size, scores, weights_at, seen, values, value, x, (h * rows + r) * head_size
-                        )
-                for h in range(count):
-                    _store_rows(x[h * rows :], queries * group, group, out, first, head + h, apart)
+                    # Values that a row does not see may be NaN, even another sequence's, and NaN times zero is NaN.
+                    for r in range(used):
+                        skip = max(unseen[r] - key, 0)
+                        seen, value = min(ends[r] - key, block_size) - skip, block + skip * head_size
+                        weight = at + r * width + skip
+                        _add_row_product(head_size, scores, weight, seen, values, value, x, to + r * head_size)
+                _store_rows(x, heads, rows, used, group, out, first, head, apart and out.itemsize == 2)
 
     return attend

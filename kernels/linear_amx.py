@@ -102,12 +102,12 @@ def _release(_):  # type: ignore[no-untyped-def]
 
 
 @intrinsic(prefer_literal=True)
-def _block(_, tall, x, x_start, x_stride, tail, tail_start, tail_stride, steps, panels, start, ahead, lines, sums):  # type: ignore[no-untyped-def]
-    """Compute the 32 sums of 16 rows, or of 32 rows if `tall`, a literal, is 2: sums[r, n].
+def _block(_, tall, upper, upper_at, lower, lower_at, inputs, panels, start, ahead, lines, sums):  # type: ignore[no-untyped-def]
+    """Compute the sums of 16 rows and 32 outputs, or of 32 rows if `tall`, a literal, is 2.
 
-    The first 16 rows are x[x_start + r · x_stride:], the others tail[tail_start + r · tail_stride:]; starts and strides
-    count elements. Meanwhile fetch `lines` lines of the cache for each of `steps` steps, from byte `ahead` of the
-    panels on.
+    The first 16 rows are upper[upper_at + r · inputs:], the others lower[lower_at + r · inputs:], the weights
+    panels[start:]; starts count elements. Meanwhile fetch `lines` lines of the cache for each 32 inputs, from byte
+    `ahead` of the panels on.
     """
     if not isinstance(tall, types.IntegerLiteral):
         return None
@@ -117,30 +117,28 @@ def _block(_, tall, x, x_start, x_stride, tail, tail_start, tail_stride, steps, 
         def bytes_of(pointer: ir.Value) -> ir.Value:
             return builder.bitcast(pointer, _BYTE.as_pointer())
 
-        sources = [bytes_of(element_pointer(context, builder, sig, args, place)) for place in (1, 4)]
-        strides = [builder.mul(args[place], INDEX(2)) for place in (3, 6)]
-        weights = bytes_of(element_pointer(context, builder, sig, args, 8))
-        coming = byte_pointer(context, builder, sig, args, 8, args[10])
+        sources = [bytes_of(element_pointer(context, builder, sig, args, place)) for place in (1, 3)]
+        weights = bytes_of(element_pointer(context, builder, sig, args, 6))
+        coming = byte_pointer(context, builder, sig, args, 6, args[8])
         totals, rows, columns = (0, 1, 2, 3), (4, 5), (6, 7)  # numbers of tiles
         for half in halves:
             for column in range(2):
                 _call(builder, "tilezero", _BYTE(totals[2 * half + column]))
-        with cgutils.for_range(builder, args[7]) as loop:
-            with cgutils.for_range(builder, args[11]) as line:
-                number = builder.add(builder.mul(loop.index, args[11]), line.index)
+        with cgutils.for_range(builder, builder.udiv(args[5], INDEX(_DEPTH))) as loop:
+            with cgutils.for_range(builder, args[9]) as line:
+                number = builder.add(builder.mul(loop.index, args[9]), line.index)
                 fetch(builder, builder.gep(coming, [builder.mul(number, INDEX(64))]))
             at = builder.gep(weights, [builder.mul(loop.index, INDEX(_LINES * 64))])
-            inputs = builder.mul(loop.index, INDEX(64))
             for column in range(2):
                 tile = builder.gep(at, [INDEX(column * _TILE * 64)])
                 _call(builder, "tileloadd64", _BYTE(columns[column]), tile, INDEX(64))
             for half in halves:
-                source = builder.gep(sources[half], [inputs])
-                _call(builder, "tileloadd64", _BYTE(rows[half]), source, strides[half])
+                source = builder.gep(sources[half], [builder.mul(loop.index, INDEX(64))])
+                _call(builder, "tileloadd64", _BYTE(rows[half]), source, builder.mul(args[5], INDEX(2)))
                 for column in range(2):
                     total = _BYTE(totals[2 * half + column])
                     _call(builder, "tdpbf16ps", total, _BYTE(rows[half]), _BYTE(columns[column]))
-        array = context.make_array(sig.args[12])(context, builder, args[12])
+        array = context.make_array(sig.args[10])(context, builder, args[10])
         target = bytes_of(array.data)
         for half in halves:
             for column in range(2):
@@ -148,9 +146,8 @@ def _block(_, tall, x, x_start, x_stride, tail, tail_start, tail_stride, steps, 
                 _call(builder, "tilestored64", _BYTE(totals[2 * half + column]), place, INDEX(_PANEL * 4))
         return context.get_dummy_value()
 
-    return types.void(
-        tall, x, x_start, x_stride, tail, tail_start, tail_stride, steps, panels, start, ahead, lines, sums
-    ), codegen
+    arguments = tall, upper, upper_at, lower, lower_at, inputs, panels, start, ahead, lines, sums
+    return types.void(*arguments), codegen
 
 
 _PLAIN, _ADDED, _PAST = range(3)
@@ -237,7 +234,7 @@ def _last_rows(x):  # type: ignore[no-untyped-def]
 @njit_by_dtype("void(real[:, ::1], real[:, ::1], real[:, :, :, :, ::1], real[::1], int64, boolean, int64)")
 def _product(out, x, panels, bias, activation, adds, shares):  # type: ignore[no-untyped-def]
     rows, inputs = x.shape
-    steps, count, whole = inputs // _DEPTH, len(panels), rows // _TILE * _TILE
+    count, whole = len(panels), rows // _TILE * _TILE
     panel_bytes = inputs * _PANEL * 2
     most = max(1, _BLOCK_BYTES // panel_bytes)
     for share in prange(shares):
@@ -247,20 +244,16 @@ def _product(out, x, panels, bias, activation, adds, shares):  # type: ignore[no
         for first in range(begin, end, most):
             last = min(end, first + most)
             for row in range(0, rows, 2 * _TILE):
-                at, high = row * inputs, min(rows - row, 2 * _TILE)
+                high = min(rows - row, 2 * _TILE)
+                upper, upper_at = (x, row * inputs) if row + _TILE <= whole else (tail, 0)
+                lower, lower_at = (x, (row + _TILE) * inputs) if row + 2 * _TILE <= whole else (tail, 0)
                 lines = _LINES if row == 0 else 0
                 for panel in range(first, last):
                     start, ahead = panel * inputs * _PANEL, min(panel + 1, count - 1) * panel_bytes
-                    if row + 2 * _TILE <= whole:
-                        _block(
-                            2, x, at, inputs, x, at + _TILE * inputs, inputs, steps, panels, start, ahead, lines, sums
-                        )
-                    elif high > _TILE:
-                        _block(2, x, at, inputs, tail, 0, inputs, steps, panels, start, ahead, lines, sums)
-                    elif high == _TILE:
-                        _block(1, x, at, inputs, x, at, inputs, steps, panels, start, ahead, lines, sums)
+                    if high > _TILE:
+                        _block(2, upper, upper_at, lower, lower_at, inputs, panels, start, ahead, lines, sums)
                     else:
-                        _block(1, tail, 0, inputs, tail, 0, inputs, steps, panels, start, ahead, lines, sums)
+                        _block(1, upper, upper_at, lower, lower_at, inputs, panels, start, ahead, lines, sums)
                     if activation == SWIGLU:
                         _gate(out, row, panel, sums, high)
                     else:

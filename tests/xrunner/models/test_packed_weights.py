@@ -141,8 +141,8 @@ def test_shards_add_up(tmp_path, layout):
             for part, half in zip(parts, (slice(width // 2), slice(width // 2, width)), strict=True)
         ]
         sums.append((sum(halves), getattr(whole, name)(x)))
-        both = torch.cat([part.gate_up(x[:, :64])[:, :64] for part in parts], 1)
-        torch.testing.assert_close(both, whole.gate_up(x[:, :64])[:, :128], rtol=1e-5, atol=1e-5)
+        both = torch.cat([part.gated.layer(x[:, :64])[:, :64] for part in parts], 1)
+        torch.testing.assert_close(both, whole.gated.layer(x[:, :64])[:, :128], rtol=1e-5, atol=1e-5)
     for got, expected in sums:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 

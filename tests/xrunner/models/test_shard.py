@@ -78,7 +78,7 @@ def test_a_shard_holds_its_share_of_the_weights_and_of_the_cache():
     share = model.share
     assert (share.heads, share.kv_heads, share.ffn, share.head_size, share.hidden) == (2, 1, 24, 8, 64)
     layer = model.layers[0]
-    products = [(p.outputs, p.inputs) for p in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    products = [(p.outputs, p.inputs) for p in (layer.qkv, layer.output, layer.gated.layer, layer.down)]
     assert products == list(SPEC.layer_matrices(4))
     cache = model.new_cache(3, 16)
     assert cache.bytes == 3 * 16 * SPEC.kv_bytes(4, "fp32")
