@@ -15,6 +15,7 @@ limit is the time of all floating-point operations or of all bytes, the longer o
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -91,13 +92,14 @@ class Bench:
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | variables,
+            start_new_session=True,
         )
         try:
             if _line(process) != "ready":
                 raise SystemExit(f"{engine} doesn't start")
             yield process
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGKILL)  # with its own processes, which outlive it (vLLM's hold gigabytes)
             process.wait(60)
 
     def run(self, process: "subprocess.Popen[str]") -> tuple[float, int]:

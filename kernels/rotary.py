@@ -8,7 +8,7 @@ from exegpt.kernels import gpu_device
 from exegpt.kernels.bfloat16 import rounded, widened
 from exegpt.kernels.kernel_dtypes import njit_by_dtype
 from exegpt.kernels.kv_int8 import store_int8
-from exegpt.kernels.kv_write import kv_write_reference, store_value
+from exegpt.kernels.kv_write import kv_write, kv_write_reference, store_value
 from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.numba_threads import compiled
 
@@ -60,8 +60,24 @@ def rotate_and_write(
     if not compiled(q):
         rotate_and_write_reference(q, k, v, positions, cosines, sines, keys, values, slots)
         return
-    kernel = _rotate_and_write_int8 if values.dtype == torch.int8 else _rotate_and_write
-    kernel(q, k, v, positions, cosines, sines, keys, values, slots)
+    if values.dtype == torch.int8:
+        _rotate_and_write_int8(q, k, v, positions, cosines, sines, keys, values, slots)
+    elif (qkv := _side_by_side(q, k, v)) is not None:
+        _rotate_and_write(qkv, q.shape[1], positions, cosines, sines, keys, values, slots)
+    else:
+        _rotate(q, positions, cosines, sines)
+        _rotate(k, positions, cosines, sines)
+        kv_write(k, v, keys, values, slots)
+
+
+def _side_by_side(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
+    """Return the contiguous tensor whose parts q, k and v are, one beside the other; None if there is none."""
+    heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[2]
+    strides, item = ((heads + 2 * kv_heads) * size, size, 1), q.element_size()
+    places = (0, heads * size * item, (heads + kv_heads) * size * item)
+    if any(t.stride() != strides or t.data_ptr() - q.data_ptr() != at for t, at in zip((q, k, v), places, strict=True)):
+        return None
+    return q.as_strided((len(q), heads + 2 * kv_heads, size), strides)
 
 
 def rotate_and_write_reference(
@@ -99,24 +115,23 @@ def _rotate(x, positions, cosines, sines):  # type: ignore[no-untyped-def]
 
 
 @njit_by_dtype(
-    "void(real[:, :, :], real[:, :, :], real[:, :, :], int64[::1], float32[:, ::1], float32[:, ::1],"
-    " real[:, :, :, ::1], real[:, :, :, ::1], int64[::1])",
+    "void(real[:, :, ::1], int64, int64[::1], float32[:, ::1], float32[:, ::1], real[:, :, :, ::1],"
+    " real[:, :, :, ::1], int64[::1])",
     fastmath=True,
 )
-def _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots):  # type: ignore[no-untyped-def]
-    half, block_size = q.shape[2] // 2, values.shape[2]
-    for token in prange(q.shape[0]):
+def _rotate_and_write(qkv, heads, positions, cosines, sines, keys, values, slots):  # type: ignore[no-untyped-def]
+    kv_heads, block_size, size = values.shape[1], values.shape[2], values.shape[3]
+    for token in prange(len(qkv)):
         cos, sin = cosines[positions[token]], sines[positions[token]]
         block, place = slots[token] // block_size, slots[token] % block_size
-        _rotate_token(q[token], cos, sin)
-        for head in range(k.shape[1]):
-            if not store_value(values[block, head, place], v[token, head]):
-                keys[block, head, :, place] = rounded(np.float32(np.nan), keys)
-                continue
-            for d in range(half):
-                a, b = widened(k[token, head, d]), widened(k[token, head, half + d])
-                keys[block, head, d, place] = rounded(a * cos[d] - b * sin[d], keys)
-                keys[block, head, half + d, place] = rounded(b * cos[d] + a * sin[d], keys)
+        _rotate_token(qkv[token, : heads + kv_heads], cos, sin)
+        for head in range(kv_heads):
+            key, target = qkv[token, heads + head], keys[block, head]
+            if store_value(values[block, head, place], qkv[token, heads + kv_heads + head]):
+                for d in range(size):
+                    target[d, place] = key[d]
+            else:
+                target[:, place] = rounded(np.float32(np.nan), keys)
 
 
 @njit_by_dtype(

@@ -121,3 +121,13 @@ def test_rotate_and_write_on_the_cpu():
     torch.testing.assert_close(mine[:, :4], qkv[:, :4])
     for got, expected in zip(my_cache, cache, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_rotate_and_write_of_separate_tensors():
+    qkv, where, slots, cache = new_tokens(9, 4, 2, 24, 16)
+    joined, joined_cache = qkv.clone(), [t.clone() for t in cache]
+    rotate_and_write(joined[:, :4], joined[:, 4:6], joined[:, 6:], *where, *joined_cache, slots)
+    q, k, v = qkv[:, :4].clone(), qkv[:, 4:6].clone(), qkv[:, 6:].clone()
+    rotate_and_write(q, k, v, *where, *cache, slots)
+    assert torch.equal(q, joined[:, :4])
+    assert all(torch.equal(a, b) for a, b in zip(cache, joined_cache, strict=True))
