@@ -72,5 +72,6 @@ def test_gates_after_a_product():
     torch.testing.assert_close(layer(x), swiglu_reference(x @ torch.cat((gate, up)).T), atol=1e-4, rtol=1e-4)
 
 
-def test_amx_is_not_used_for_float32_or_odd_inputs():
+def test_amx_is_not_used_for_float32_or_odd_or_many_inputs():
     assert not can_use_amx(torch.float32, 32) and not can_use_amx(torch.bfloat16, 33)
+    assert not can_use_amx(torch.bfloat16, 4096)
