@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -99,7 +99,8 @@ class Bench:
                 raise SystemExit(f"{engine} doesn't start")
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # with its own processes, which outlive it (vLLM's hold gigabytes)
+            with suppress(ProcessLookupError):  # its own processes, too, which outlive it (vLLM's hold gigabytes)
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait(60)
 
     def run(self, process: "subprocess.Popen[str]") -> tuple[float, int]:

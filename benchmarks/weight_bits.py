@@ -21,7 +21,7 @@ import torch
 
 from exegpt.api.demo import create_demo_model
 from exegpt.kernels.linear import PackedLinear
-from exegpt.kernels.quantized_linear import QuantizedLinear
+from exegpt.kernels.quantized_linear import GatedLinear, QuantizedLinear
 from xcore.console import output
 from xrunner.models import Model, load_model
 from xrunner.models.create import create_model
@@ -58,6 +58,7 @@ def weight_bytes(model: Model) -> int:
     layers = [layer for part in (*model.layers, model.ends) for layer in vars(part).values()]
     total = 0
     for layer in layers:
+        layer = layer.layer if isinstance(layer, GatedLinear) else layer
         if isinstance(layer, QuantizedLinear):
             total += layer.weight_bytes
         elif isinstance(layer, PackedLinear):

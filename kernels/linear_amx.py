@@ -48,9 +48,12 @@ _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
 @functools.cache
 def has_amx() -> bool:
     """Return whether this CPU has AMX, and torch, numba and the operating system let it be used."""
-    if not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)() or vars(numba.config)["CPU_NAME"]:
+    if not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)():
         return False
-    return llvm.get_host_cpu_features().get("amx-bf16", False) and bool(torch.cpu._init_amx())
+    config, host = vars(numba.config), llvm.get_host_cpu_features()
+    if config["CPU_NAME"] or config["CPU_FEATURES"] or not config["ENABLE_AVX"]:  # kernels are for another CPU
+        return False
+    return all(host.get(name, False) for name in ("amx-bf16", "avx512bf16")) and bool(torch.cpu._init_amx())
 
 
 def to_amx_panels(weight: torch.Tensor, gated: bool = False) -> torch.Tensor:
