@@ -105,6 +105,15 @@ def which(cluster: ClusterSpec) -> "torch.device | None":
     return torch.device("cuda") if cluster.name == f"local ({kind})" else None
 
 
+def _products() -> dict[str, str]:
+    """Return what distinguishes this CPU's matrix products from oneDNN's; see `kernels/linear.py`."""
+    import torch
+
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return {"products": "in tiles"}
+    return {"products": "in AMX's tiles"} if torch.cpu._is_amx_tile_supported() else {}
+
+
 def provenance(device: "torch.device | None" = None, attention: str = "triton") -> dict[str, str]:
     """Return the hardware and software on which a measurement on this machine depends.
 
@@ -121,8 +130,7 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
         rows = {"rows": "as of graphs"} if attention == "triton" else {}
         host = {name: fact for name, fact in provenance().items() if name != "products"}  # the CPU computes none
         return host | gpu | rows | {"attention": str(described(attention, device))}
-    tiled = {"products": "in tiles"} if torch.backends.cpu.get_cpu_capability() == "AVX2" else {}  # kernels/linear.py
-    return tiled | {
+    return _products() | {
         "processor": cpu_name(),
         "cores": str(usable_cpus()),
         "threads": str(torch.get_num_threads()),
