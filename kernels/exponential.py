@@ -3,7 +3,8 @@
 import math
 
 import numpy as np
-from numba import njit
+
+from exegpt.kernels.numba_jit import njit
 
 _C1, _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 8))
 _LOG2_E = np.float32(1 / math.log(2))
