@@ -26,7 +26,6 @@ from xcore.console import output
 from xrunner.models import Model, load_model
 from xrunner.models.create import create_model
 from xrunner.models.quantize import quantize_model
-from xrunner.models.weights import torch_dtype
 from xrunner.rank.warm_up import alike
 
 _DTYPES = {8: "w8a32", 4: "w4a32"}
@@ -59,10 +58,8 @@ def weight_bytes(model: Model) -> int:
     total = 0
     for layer in layers:
         layer = layer.layer if isinstance(layer, GatedLinear) else layer
-        if isinstance(layer, QuantizedLinear):
+        if isinstance(layer, QuantizedLinear | PackedLinear):
             total += layer.weight_bytes
-        elif isinstance(layer, PackedLinear):
-            total += layer.outputs * layer.inputs * torch_dtype(model.dtype).itemsize
         elif isinstance(layer, torch.Tensor):
             total += layer.nbytes
     return total

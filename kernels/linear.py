@@ -56,10 +56,10 @@ def can_use_amx(dtype: torch.dtype, inputs: int) -> bool:
     return dtype == torch.bfloat16 and fits and can_pack(dtype) and has_amx()
 
 
-def can_gate(weight: torch.Tensor) -> bool:
-    """Return whether a `PackedLinear` of this weight takes the activation `swiglu`."""
-    outputs, inputs = weight.shape
-    return weight.device.type == "cpu" and outputs % 32 == 0 and can_use_amx(weight.dtype, inputs)
+def can_gate(gate: torch.Tensor) -> bool:
+    """Return whether a `PackedLinear` of gates [width, inputs], and as many other outputs, takes `swiglu`."""
+    width, inputs = gate.shape
+    return gate.device.type == "cpu" and width % 16 == 0 and can_use_amx(gate.dtype, inputs)
 
 
 class PackedLinear:
@@ -83,6 +83,10 @@ class PackedLinear:
         self.outputs, self.inputs = weight.shape
         self.bias = bias
         self.activation = activation
+        self.weight_bytes = weight.nbytes
+        gates, _ = weight.tensor_split(2)
+        if activation == "swiglu" and (bias is not None or not pack or self.outputs % 2 or not can_gate(gates)):
+            raise ValueError("This product can't apply SwiGLU: see can_gate.")
         on_cpu = pack and weight.device.type == "cpu"
         self.tiled = on_cpu and can_tile(weight.dtype)
         self.amx = on_cpu and not self.tiled and can_use_amx(weight.dtype, self.inputs)

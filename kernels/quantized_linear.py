@@ -87,6 +87,6 @@ def linear_of(weights: Sequence[torch.Tensor | QuantizedWeight], biases: Sequenc
 
 def gated_linear_of(gate: torch.Tensor | QuantizedWeight, up: torch.Tensor | QuantizedWeight) -> Linear | GatedLinear:
     """Return one layer x → silu(x · gateᵀ) · (x · upᵀ); weights are [outputs, inputs]."""
-    if isinstance(gate, torch.Tensor) and isinstance(up, torch.Tensor) and can_gate(weight := torch.cat((gate, up))):
-        return PackedLinear(weight, activation="swiglu")
+    if isinstance(gate, torch.Tensor) and isinstance(up, torch.Tensor) and can_gate(gate):
+        return PackedLinear(torch.cat((gate, up)), activation="swiglu")
     return GatedLinear(linear_of((gate, up)))

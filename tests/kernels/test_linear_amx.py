@@ -66,7 +66,9 @@ def test_gates_in_the_product(rows, width):
 
 def test_gates_after_a_product():
     x, gate, up = torch.randn(5, 33), torch.randn(7, 33), torch.randn(7, 33)
-    assert not can_gate(torch.cat((gate, up)))
+    assert not can_gate(gate)
+    with pytest.raises(ValueError, match="can_gate"):
+        PackedLinear(torch.cat((gate, up)), activation="swiglu")
     layer = gated_linear_of(gate, up)
     assert isinstance(layer, GatedLinear)
     torch.testing.assert_close(layer(x), swiglu_reference(x @ torch.cat((gate, up)).T), atol=1e-4, rtol=1e-4)
