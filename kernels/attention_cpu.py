@@ -41,7 +41,7 @@ from exegpt.kernels.numba_jit import njit
 _REGISTERS = 256
 """Floats that one tile accumulates at a time: half of AVX-512's registers."""
 _AHEAD = 3
-"""Distance in blocks between the block that is fetched and the block that is used.
+"""Blocks of a head, at least, between the one that is fetched and the one that is used.
 
 Blocks lie scattered in memory, so the hardware can't predict the next one.
 """
@@ -341,7 +341,7 @@ def _bounds(tiles, heads, window, decode, shares):  # type: ignore[no-untyped-de
     for share in range(shares + 1):
         bounds[share] = share * items // shares
     if decode:
-        keys = np.minimum(tiles[:, 3], window)
+        keys = np.maximum(1, np.minimum(tiles[:, 3], window))
         total, before, share = keys.sum(), 0, 1
         for tile in range(len(tiles)):
             while share < shares and share * total < (before + keys[tile]) * shares:

@@ -60,7 +60,7 @@ def to_amx_panels(weight: torch.Tensor, gated: bool = False) -> torch.Tensor:
     """Return a weight [outputs, inputs] as [panels, inputs / 32, 2 tiles, 16 pairs of inputs, 16 outputs · 2].
 
     Missing outputs of the last panel are zeros. The inputs are a multiple of 32. `gated`: the first half of the outputs
-    are gates of the other half; a panel has 16 of them, and those that they gate.
+    gates the second half; a panel has 16 outputs of each.
     """
     outputs, inputs = weight.shape
     if gated:
@@ -227,17 +227,17 @@ def _gate(out, row, panel, sums, count):  # type: ignore[no-untyped-def]
 
 @njit
 def _last_rows(x):  # type: ignore[no-untyped-def]
-    """Return the rows after the last whole tile, and then arbitrary ones: a tile."""
+    """Return the rows after the last full tile, then arbitrary ones: a tile."""
     tile = np.empty((_TILE, x.shape[1]), x.dtype)
-    whole = len(x) // _TILE * _TILE
-    tile[: len(x) - whole] = x[whole:]
+    start = len(x) // _TILE * _TILE
+    tile[: len(x) - start] = x[start:]
     return tile
 
 
 @njit_by_dtype("void(real[:, ::1], real[:, ::1], real[:, :, :, :, ::1], real[::1], int64, boolean, int64)")
 def _product(out, x, panels, bias, activation, adds, shares):  # type: ignore[no-untyped-def]
     rows, inputs = x.shape
-    count, whole = len(panels), rows // _TILE * _TILE
+    count, full = len(panels), rows // _TILE * _TILE
     panel_bytes = inputs * _PANEL * 2
     most = max(1, _BLOCK_BYTES // panel_bytes)
     for share in prange(shares):
@@ -248,8 +248,8 @@ def _product(out, x, panels, bias, activation, adds, shares):  # type: ignore[no
             last = min(end, first + most)
             for row in range(0, rows, 2 * _TILE):
                 high = min(rows - row, 2 * _TILE)
-                upper, upper_at = (x, row * inputs) if row + _TILE <= whole else (tail, 0)
-                lower, lower_at = (x, (row + _TILE) * inputs) if row + 2 * _TILE <= whole else (tail, 0)
+                upper, upper_at = (x, row * inputs) if row + _TILE <= full else (tail, 0)
+                lower, lower_at = (x, (row + _TILE) * inputs) if row + 2 * _TILE <= full else (tail, 0)
                 lines = _LINES if row == 0 else 0
                 for panel in range(first, last):
                     start, ahead = panel * inputs * _PANEL, min(panel + 1, count - 1) * panel_bytes
