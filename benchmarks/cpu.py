@@ -305,6 +305,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    for name in ("requests", "rounds", "threads"):
+        if getattr(asked, name) < 1:
+            parser.error(f"--{name} {getattr(asked, name)}: at least 1")
     peers = _peers(asked, parser)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EXEGPT_CACHE"] = folder  # measured now: a profile of a busy machine may lie in the usual one

@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="the first so many shapes (all)")
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     asked = parser.parse_args()
+    if asked.times < 1:
+        parser.error(f"--times {asked.times}: at least 1")
     dtype = torch.bfloat16 if asked.dtype == "bf16" else torch.float32
     if dtype == torch.bfloat16 and not linear.can_use_amx(dtype, 32):
         parser.error("--dtype bf16: this CPU has no AMX")
