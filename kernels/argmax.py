@@ -1,6 +1,7 @@
 """Greedy sampling: the index of the greatest logit."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from numba import prange
 
 from exegpt.kernels.bfloat16 import widened
 from exegpt.kernels.greatest import greatest, greatest_bfloat16
+from exegpt.kernels.kernel_dtypes import Values, array_of
 from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.numba_threads import compiled
 
@@ -26,10 +28,8 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     if not compiled(logits):
         return argmax_reference(logits)
     out = torch.empty(len(logits), dtype=torch.int64)
-    if logits.dtype == torch.bfloat16:
-        _argmax_bfloat16(logits.view(torch.int16).numpy(), out.numpy())
-    else:
-        _argmax(logits.numpy(), out.numpy())
+    kernel = _argmax_bfloat16 if logits.dtype == torch.bfloat16 else _argmax
+    kernel(array_of(logits.contiguous()), out.numpy())
     return out
 
 
@@ -39,22 +39,30 @@ def argmax_reference(logits: torch.Tensor) -> torch.Tensor:
     return place.where(top.isfinite(), NO_TOKEN)
 
 
-@njit
-def place_of_greatest(line):  # type: ignore[no-untyped-def]
-    """Return the index of a line's greatest value, the first of equals, or `NO_TOKEN`."""
-    # The greatest of each chunk in vector registers, then its place within the winning chunk.
-    top, first = -math.inf, 0
-    for start in range(0, len(line), _CHUNK):
-        value = greatest(line[start : start + _CHUNK])
-        if not value < math.inf:
+def _place_finder(greatest: Callable[[Values], np.float32]) -> Callable[[Values], int]:
+    """Compile the function line → index of its greatest value, the first of equals, or `NO_TOKEN`."""
+
+    @njit
+    def place_of(line):  # type: ignore[no-untyped-def]
+        # The greatest of each chunk in vector registers, then its place within the winning chunk.
+        top, first = np.float32(-math.inf), 0
+        for start in range(0, len(line), _CHUNK):
+            value = greatest(line[start : start + _CHUNK])
+            if not value < math.inf:
+                return NO_TOKEN
+            if value > top:
+                top, first = value, start
+        if top == -math.inf:
             return NO_TOKEN
-        if value > top:
-            top, first = value, start
-    if top == -math.inf:
-        return NO_TOKEN
-    while first < len(line) - 1 and line[first] != top:
-        first += 1
-    return first
+        while first < len(line) - 1 and widened(line[first]) != top:
+            first += 1
+        return first
+
+    place: Callable[[Values], int] = place_of
+    return place
+
+
+place_of_greatest, _place_in_bfloat16 = _place_finder(greatest), _place_finder(greatest_bfloat16)
 
 
 @njit(["void(float32[:, ::1], int64[::1])"], parallel=True, cache=True)
@@ -63,21 +71,7 @@ def _argmax(logits, out):  # type: ignore[no-untyped-def]
         out[row] = place_of_greatest(logits[row])
 
 
-@njit(["void(int16[:, ::1], int64[::1])"], parallel=True, cache=True, error_model="numpy")
+@njit(["void(uint16[:, ::1], int64[::1])"], parallel=True, cache=True)
 def _argmax_bfloat16(logits, out):  # type: ignore[no-untyped-def]
     for row in prange(len(logits)):
-        line = logits[row]
-        top, first, place = np.float32(-np.inf), 0, NO_TOKEN
-        for start in range(0, len(line), _CHUNK):
-            bits = greatest_bfloat16(line[start : start + _CHUNK])
-            value = widened(np.uint16(bits))
-            if not value < np.inf:
-                top = value
-                break
-            if value > top:
-                top, first = value, start
-        if np.isfinite(top):
-            place = first
-            while widened(np.uint16(line[place])) != top:
-                place += 1
-        out[row] = place
+        out[row] = _place_in_bfloat16(logits[row])

@@ -257,6 +257,7 @@ def _store_rows(x, heads, rows, used, group, out, first, head, apart):  # type: 
 
 @njit
 def _floats(rows, columns):  # type: ignore[no-untyped-def]
+    """Allocate a matrix of float32."""
     return np.empty((rows, columns), np.float32)
 
 

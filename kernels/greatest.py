@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from exegpt.kernels.bfloat16 import widened
 from exegpt.kernels.numba_jit import njit
 
 _SIGN_16, _REST_16 = np.int16(15), np.int16(2**15 - 1)
@@ -31,12 +32,13 @@ def greatest(values):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def greatest_bfloat16(bits):  # type: ignore[no-untyped-def]
-    """Return what `greatest` does for bfloat16, whose bits are int16: the bits of the greatest value, or of a NaN."""
+def greatest_bfloat16(values):  # type: ignore[no-untyped-def]
+    """Return the greatest value of a contiguous array of bfloat16, which is uint16, as `greatest` does."""
+    bits = values.view(np.int16)
     top, bottom = np.int16(-(2**15)), _REST_16
     for i in range(len(bits)):
         ordered = np.int16(bits[i] ^ ((bits[i] >> _SIGN_16) & _REST_16))
         top, bottom = max(top, ordered), min(bottom, ordered)
     if bottom < _MINUS_INFINITY_16:
-        return _REST_16
-    return np.int16(top ^ ((top >> _SIGN_16) & _REST_16))
+        return np.float32(np.nan)
+    return widened(np.uint16(top ^ ((top >> _SIGN_16) & _REST_16)))
