@@ -167,7 +167,7 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
 
 @intrinsic
 def _fetch(_, array, place):  # type: ignore[no-untyped-def]
-    """Fetch the line of the cache that has an element of an array."""
+    """Prefetch the cache line that holds an element of an array."""
 
     def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         pointer = element_pointer(context, builder, sig, args, 0)
@@ -237,16 +237,16 @@ def _load_rows(x, heads, rows, used, group, q, first, head, scale):  # type: ign
 
 
 @njit
-def _store_rows(x, heads, rows, used, group, out, first, head, apart):  # type: ignore[no-untyped-def]
+def _store_rows(x, heads, rows, used, group, out, first, head, evens_first):  # type: ignore[no-untyped-def]
     """Store the rows of tiles where `_load_rows` has them from, in the output.
 
-    `apart`: whether the even columns come before the odd ones.
+    `evens_first`: whether the even columns come before the odd ones.
     """
     half = x.shape[1] // 2
     for h in range(heads):
         for r in range(used):
             row, line = x[h * rows + r], out[first + r // group, (head + h) * group + r % group]
-            if apart:
+            if evens_first:
                 for d in range(half):
                     line[2 * d] = rounded(row[d], out)
                     line[2 * d + 1] = rounded(row[half + d], out)
@@ -262,7 +262,7 @@ def _floats(rows, columns):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _reach(tile, contexts, starts, window, causal, block_size):  # type: ignore[no-untyped-def]
+def _block_range(tile, contexts, starts, window, causal, block_size):  # type: ignore[no-untyped-def]
     """Return a tile's first block, the first key in it, and the end of the tile's blocks."""
     sequence, _, queries, context = tile
     skipped = max(starts[sequence], context - window if causal else 0) // block_size
@@ -271,8 +271,8 @@ def _reach(tile, contexts, starts, window, causal, block_size):  # type: ignore[
 
 
 @njit
-def _see(unseen, ends, tile, group, contexts, starts, window, causal, begin):  # type: ignore[no-untyped-def]
-    """Set the keys between which each row of a tile sees, counted from `begin`."""
+def _visible_keys(unseen, ends, tile, group, contexts, starts, window, causal, begin):  # type: ignore[no-untyped-def]
+    """Set each row's first visible key, and the end of its visible keys, counted from `begin`."""
     sequence, _, queries, context = tile
     for r in range(queries * group):
         end = context + r // group
@@ -281,7 +281,7 @@ def _see(unseen, ends, tile, group, contexts, starts, window, causal, begin):  #
 
 
 @njit
-def _weigh(scores, heads, rows, used, unseen, ends, bias, head, group, begin, context):  # type: ignore[no-untyped-def]
+def _softmax_rows(scores, heads, rows, used, unseen, ends, bias, head, group, begin, context):  # type: ignore[no-untyped-def]
     """Turn scores into weights: add the bias of the KV heads from `head` on, and take the softmax of seen keys."""
     for h in range(heads):
         for r in range(used):
@@ -293,7 +293,7 @@ def _weigh(scores, heads, rows, used, unseen, ends, bias, head, group, begin, co
 
 
 @njit
-def _chunk(chunk, table, blocks, heads, head, kv_heads, part):  # type: ignore[no-untyped-def]
+def _chunk_places(chunk, table, blocks, heads, head, kv_heads, part):  # type: ignore[no-untyped-def]
     """Return a chunk's head, its first element in the cache, and that of the chunk to fetch meanwhile.
 
     A chunk of `part` elements is a block of one head; those of a block's `heads` heads follow each other.
@@ -377,7 +377,7 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool, quantised:
     """
     tokens = 1 if decode else max(1, _ROWS // group)
     rows = tokens * group
-    size, apart = head_size * block_size, not quantised and head_size % 2 == 0
+    size, evens_first = head_size * block_size, not quantised and head_size % 2 == 0
     part = size + SCALE_BYTES * block_size if quantised else size
 
     @njit_by_dtype(_SIGNATURE.replace("cached", "int8" if quantised else "real"))
@@ -398,19 +398,19 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool, quantised:
                 item += heads
                 sequence, first, queries, context = tiles[tile]
                 table, used = tables[sequence], queries * group
-                skipped, begin, blocks = _reach(tiles[tile], contexts, starts, window, causal, block_size)
+                skipped, begin, blocks = _block_range(tiles[tile], contexts, starts, window, causal, block_size)
                 _load_rows(x, heads, rows, used, group, q, first, head, scale)
                 for chunk in range(skipped * heads, blocks * heads):
-                    h, block, ahead = _chunk(chunk, table, blocks, heads, head, kv_heads, part)
+                    h, block, ahead = _chunk_places(chunk, table, blocks, heads, head, kv_heads, part)
                     at, to = h * rows * head_size, h * rows * width + chunk // heads * block_size - begin
                     _tile_product(rows, head_size, block_size, 0, x, at, keys, block, ahead, scores, to)
                     if quantised:
                         _scale_columns(scores, to, rows, key_scales, block + size, ahead + size, block_size)
-                _see(unseen, ends, tiles[tile], group, contexts, starts, window, causal, begin)
-                _weigh(scores, heads, rows, used, unseen, ends, bias, head, group, begin, context)
+                _visible_keys(unseen, ends, tiles[tile], group, contexts, starts, window, causal, begin)
+                _softmax_rows(scores, heads, rows, used, unseen, ends, bias, head, group, begin, context)
                 x[:] = 0
                 for chunk in range(skipped * heads, blocks * heads):
-                    h, block, ahead = _chunk(chunk, table, blocks, heads, head, kv_heads, part)
+                    h, block, ahead = _chunk_places(chunk, table, blocks, heads, head, kv_heads, part)
                     key = chunk // heads * block_size - begin
                     at, to = h * rows * width + key, h * rows * head_size
                     if quantised:
@@ -424,6 +424,6 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool, quantised:
                         seen, value = min(ends[r] - key, block_size) - skip, block + skip * head_size
                         weight = at + r * width + skip
                         _add_row_product(head_size, scores, weight, seen, values, value, x, to + r * head_size)
-                _store_rows(x, heads, rows, used, group, out, first, head, apart and out.itemsize == 2)
+                _store_rows(x, heads, rows, used, group, out, first, head, evens_first and out.itemsize == 2)
 
     return attend

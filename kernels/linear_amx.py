@@ -39,7 +39,7 @@ _LINES = _PANEL * _DEPTH * 2 // 64
 _BLOCK_BYTES = 2**17
 """Bytes of panels that are multiplied by all rows before the next ones: they stay in the second cache."""
 _PAST_BYTES = 2**20
-"""Bytes of a result from which it is written past the caches, which don't hold it until it is read."""
+"""Size in bytes from which a result is written past the caches: it is too large to stay in them until it is read."""
 SWIGLU = 3
 """The activation, beside those of `linear_cpu`, that halves the outputs: silu(gate) · up."""
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
@@ -94,7 +94,7 @@ def _configure(_):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _release(_):  # type: ignore[no-untyped-def]
-    """End this thread's use of tiles, which its switches of context would save; others see what it has written."""
+    """Release this thread's tiles, which context switches would save, and make its writes visible to other threads."""
 
     def codegen(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         _call(builder, "sse.sfence")
