@@ -12,22 +12,19 @@ from xcore.errors import InputError
 
 CPU = torch.device("cpu")
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 """`mallopt`'s parameters (glibc's malloc.h)."""
-_LARGE = 32 * 2**20
-"""Bytes from which an allocation gets a mapping of its own: the most that glibc accepts."""
 
 
 @functools.cache
 def keep_memory() -> None:
-    """Keep memory that an iteration frees for the next one, on systems with glibc.
+    """Keep memory that an iteration frees for the next one, on systems with glibc; called after weights are loaded.
 
     By default, glibc returns every activation to the kernel, which clears and maps it again page by page. That takes 4
-    to 10 % of a prefill of some thousand tokens. Allocations beyond 32 MiB, such as weights and caches, are returned as
-    before.
+    to 10 % of a prefill of some thousand tokens, and a third of one of 19,000. `free_memory` returns what is kept.
     """
     if (libc := _glibc()) is not None:
-        libc.mallopt(_MMAP_THRESHOLD, _LARGE)
+        libc.mallopt(_MMAP_MAX, 0)  # mappings of their own, for 32 MiB and more, would be returned at once
         libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 

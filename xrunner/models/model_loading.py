@@ -63,7 +63,7 @@ def load_model(
     weights = SafetensorsWeights(directory, torch_dtype(dtype), device, format)
     check_tensors(spec, weights)
     model = _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
-    return replace(model, attention=attention, kv_dtype=kv_dtype)
+    return _loaded(model, attention, kv_dtype)
 
 
 def random_model(
@@ -81,7 +81,14 @@ def random_model(
         _check_quantized(spec, device)
     weights = RandomWeights(torch_dtype(dtype), seed, device, weight_bits(dtype))
     kv_dtype = checked_kv_dtype(kv_dtype, spec, dtype, device)
-    return replace(_build(spec, {}, weights, dtype, layers, shard), attention=attention, kv_dtype=kv_dtype)
+    return _loaded(_build(spec, {}, weights, dtype, layers, shard), attention, kv_dtype)
+
+
+def _loaded(model: Model, attention: str, kv_dtype: str) -> Model:
+    """Return the model with its attention library and KV dtype, after its weights have been loaded."""
+    if model.device == CPU:
+        keep_memory()
+    return replace(model, attention=attention, kv_dtype=kv_dtype)
 
 
 def _check_format(format: PackedFormat | None, spec: ModelSpec, dtype: str, device: torch.device) -> None:
@@ -119,8 +126,6 @@ def _build(
     encoder_layers: range | None = None,
 ) -> Model:
     family = family_of(spec)
-    if weights.device == CPU:
-        keep_memory()
     held = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
     if not (encoder_layers and not held) and not 0 <= held.start < held.stop <= spec.layers:
         raise InputError(

@@ -102,29 +102,42 @@ def test_a_gpu_that_is_not_there(monkeypatch):
         find_device("cuda")
 
 
-FAULTS = """
+LOADED = """
 import resource, sys, torch
 from pathlib import Path
 from xrunner.models import create, load_model
+from xrunner.rank import warm_up
 sizes = {"hidden": 64, "heads": 2, "kv_heads": 1, "ffn": 96, "vocab": 300, "context": 256}
 create.create_model(Path(sys.argv[1]), "llama", layers=1, **sizes)
 torch.set_num_threads(1)
-load_model(sys.argv[1])
-def faults():
+model = load_model(sys.argv[1])
+def faults(number, mib):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    activations = [torch.ones(20 * 2**18) for _ in range(8)]
+    activations = [torch.ones(mib * 2**18) for _ in range(number)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(*(faults() for _ in range(12)))
 """
+
+
+def page_faults(program, path):
+    """What a program prints in a process of its own that has loaded a model."""
+    done = subprocess.run([sys.executable, "-c", LOADED + program, path], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return [int(number) for number in done.stdout.split()]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this system's C library isn't glibc")
 def test_memory_that_an_iteration_frees_is_there_for_the_next_one(tmp_path):
-    """Page faults of eight activations of 20 MiB (5,120 pages each), twelve times over, in a process that has loaded a
-    model. By default glibc returns them in about half of the rounds: 40,900 faults each time.
+    """Page faults of eight activations of 40 MiB (10,240 pages each), twelve times over, in a process that has loaded a
+    model. By default glibc returns them: 82,000 faults each time.
     """
-    command = [sys.executable, "-c", FAULTS, str(tmp_path / "model")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    first, *later = (int(number) for number in done.stdout.split())
-    assert first > 8 * 5000 and sum(later) < 4 * 5120
+    first, *later = page_faults("print(*(faults(8, 40) for _ in range(12)))", str(tmp_path / "model"))
+    assert first > 8 * 10000 and sum(later) < 4 * 10240
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this system's C library isn't glibc")
+def test_the_first_prefill_finds_mapped_memory(tmp_path):
+    """Its 80,000 rows have 20 MiB of states: four such tensors and the queries, keys and values, 5,120 pages each."""
+    program = "warm_up._touch_activations(model, 80_000); print(faults(5, 20))"
+    (touched,) = page_faults(program, str(tmp_path / "model"))
+    (untouched,) = page_faults("print(faults(5, 20))", str(tmp_path / "again"))
+    assert untouched > 5 * 5000 and touched < 5120
