@@ -18,7 +18,7 @@ import torch
 from exegpt.api.demo import create_demo_model
 from xcore.console import output
 from xprofiler.attention_probe import AttentionProbe
-from xprofiler.measure import head_pass, layer_pass
+from xprofiler.passes import head_pass, in_a_row, layer_calls
 from xrunner.models import Model, load_model
 from xrunner.models.device import CPU
 from xrunner.rank.warm_up import alike
@@ -51,7 +51,8 @@ def show_parts(models: list[Model]) -> None:
     most = max(batch for batch, _, _ in _ATTENTION)
     probes = [AttentionProbe(model.share, most, 1024, model.dtype) for model in models]
     parts: list[tuple[str, Sequence[Callable[[], object]]]] = [
-        (f"{_LAYERS} layers without attention, {n} rows", [layer_pass(model, n) for model in models]) for n in _ROWS
+        (f"{_LAYERS} layers without attention, {n} rows", [in_a_row(layer_calls(model, n)) for model in models])
+        for n in _ROWS
     ]
     parts += [(f"head and greedy choice, {n} rows", [head_pass(model, n) for model in models]) for n in _HEAD_ROWS]
     parts += [

@@ -77,7 +77,7 @@ class Row:
     """Median over the runs of the bound's latency."""
     worst_latency_s: float
     predicted_latency_s: float
-    slowdowns: tuple[tuple[float, float, float], ...]
+    slowdowns: tuple[tuple[float, ...], ...]
     """How many times as long computing, reading weights and streams took around each run as in the profile."""
 
     @property
@@ -148,7 +148,7 @@ def row(setting: Setting, bound: float, number: int, done: list[Comparison]) -> 
         latency_s=statistics.median(latencies),
         worst_latency_s=max(latencies),
         predicted_latency_s=statistics.median(c.predicted.latency_s or math.nan for c in done),
-        slowdowns=tuple(c.slowdown for c in done),
+        slowdowns=tuple(c.slowdown.factors for c in done),
     )
 
 
@@ -287,7 +287,7 @@ def _errors(errors: tuple[float, ...]) -> str:
     return f"{statistics.median(errors):+.1%} ({max(errors, key=abs):+.1%})" if errors else "–"
 
 
-def _speeds(slowdowns: tuple[tuple[float, float, float], ...]) -> str:
+def _speeds(slowdowns: tuple[tuple[float, ...], ...]) -> str:
     """Of computing, reading weights, and the head in each run, beside the profile's."""
     return " ".join("/".join(f"{1 / factor:.2f}" for factor in factors) for factors in slowdowns)
 

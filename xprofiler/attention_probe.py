@@ -13,7 +13,7 @@ from exegpt.kernels.kv_int8 import codes_and_scales
 from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.models.cache import KVCache
-from xrunner.models.device import CPU
+from xrunner.models.device import CPU, free_memory
 from xrunner.models.weights import torch_dtype
 
 if TYPE_CHECKING:
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 
 COLD_BYTES = 2**28
-"""A pool of this size outgrows the CPU's caches. In a run all weights are read between two uses of one layer's KV
-cache, so its blocks are never cached."""
+"""Most bytes of a pool that isn't filled by one call: so many outgrow the CPU's caches."""
 
 
-_LAYERS = 2
-"""Layers whose queries and outputs alternate.
+_STATES = 2
+"""Queries and outputs that alternate.
 
 So neither is in the caches nearest to the core, as after a layer's matrix products.
 """
@@ -42,22 +41,23 @@ class AttentionOptions(TypedDict, total=False):
 
 
 def fill_randomly(keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Fill a layer's keys and values with random numbers of ordinary size."""
-    if values.dtype != torch.int8:
-        keys.normal_(), values.normal_()
-        return
+    """Fill a layer's keys and values with random numbers of ordinary size: one block's, which all have."""
     for cache in (keys, values):
-        cache.random_(-127, 128)
-    for _, scales in codes_and_scales(keys, values):
-        scales.fill_(1 / 64)
+        block = cache[:1]
+        block.random_(-127, 128) if cache.dtype == torch.int8 else block.normal_()
+        cache[1:] = block
+    if values.dtype == torch.int8:
+        for _, scales in codes_and_scales(keys, values):
+            scales.fill_(1 / 64)
 
 
 class AttentionProbe:
     """Calls the attention kernel of one layer over a pool of at least `batch` sequences of `length` tokens.
 
     The pool has a `KVCache`'s memory layout, and its blocks follow each other as a `BlockPool` allocates them. Every
-    call uses other blocks than the call before. It reads queries and writes outputs with a layer's layout: queries next
-    to keys and values, both outside the caches nearest to the core. `attention` and `kv_dtype` are as in `Model`.
+    call uses other blocks than the call before, as the next layer does, for as many layers as there are. It reads
+    queries and writes outputs with a layer's layout: queries next to keys and values, both outside the caches nearest
+    to the core. `attention` and `kv_dtype` are as in `Model`.
     """
 
     def __init__(
@@ -70,9 +70,13 @@ class AttentionProbe:
         attention: str = "triton",
         kv_dtype: str | None = None,
     ):
+        self.batch, self.length = batch, length
         kv_dtype = kv_dtype or usual_kv_dtype(dtype)
         block_bytes = BLOCK_SIZE * model.kv_bytes(1, kv_dtype)
-        self._blocks = max(batch * -(-length // BLOCK_SIZE), COLD_BYTES // block_bytes)
+        blocks = batch * -(-length // BLOCK_SIZE)
+        cold = min(COLD_BYTES, free_memory(device) // 4) // block_bytes
+        self._blocks = max(blocks, min(int(cold), blocks * model.layers))
+        self._layers = model.layers
         self._heads, self._kv_heads = model.heads, model.kv_heads
         self._order = torch.arange(self._blocks, dtype=torch.int32, device=device)
         cache = KVCache.allocate(model, 1, self._blocks, BLOCK_SIZE, kv_dtype, device)
@@ -90,12 +94,13 @@ class AttentionProbe:
         """
         width = -(-(past + new) // BLOCK_SIZE)
         blocks = batch * width
-        tables = itertools.cycle(self._order[: self._blocks // blocks * blocks].split(blocks))
+        layers = min(self._layers, self._blocks // blocks)
+        tables = itertools.cycle(self._order[: layers * blocks].split(blocks))
         device, dtype, size = self._values.device, self._dtype, self._head_size
         all_heads = self._heads + 2 * self._kv_heads
-        qkv = [torch.randn(batch * new, all_heads, size, dtype=dtype, device=device) for _ in range(_LAYERS)]
-        outs = [torch.empty(batch * new, self._heads, size, dtype=dtype, device=device) for _ in range(_LAYERS)]
-        layers = itertools.cycle((rows[:, : self._heads], out) for rows, out in zip(qkv, outs, strict=True))
+        qkv = [torch.randn(batch * new, all_heads, size, dtype=dtype, device=device) for _ in range(_STATES)]
+        outs = [torch.empty(batch * new, self._heads, size, dtype=dtype, device=device) for _ in range(_STATES)]
+        states = itertools.cycle((rows[:, : self._heads], out) for rows, out in zip(qkv, outs, strict=True))
         offsets = torch.arange(0, batch * new + 1, new, dtype=torch.int32, device=device)
         contexts = torch.full((batch,), past + new, dtype=torch.int32, device=device)
         if self._workspace is not None:
@@ -103,11 +108,11 @@ class AttentionProbe:
             plan = FlashInfer(self._heads, self._values, {options.get("window")}, self._workspace, graph=graph)
             table = next(tables).view(batch, width)
             plan.plan(table, offsets, contexts)
-            firsts = itertools.cycle(range(0, self._blocks // blocks * blocks, blocks))
+            firsts = itertools.cycle(range(0, layers * blocks, blocks))
 
             def attend_planned() -> torch.Tensor:
                 """Compute attention by the plan for the first blocks, over another part of the pool each time."""
-                begin, (q, out) = next(firsts), next(layers)
+                begin, (q, out) = next(firsts), next(states)
                 keys, values = (cache[begin : begin + blocks] for cache in (self._keys, self._values))
                 attended: torch.Tensor = attention(q, keys, values, table, offsets, contexts, out, work=plan, **options)
                 return attended
@@ -119,7 +124,7 @@ class AttentionProbe:
             work = make_work_list(seq_lens, self._heads, self._values, options.get("window"))
 
         def attend() -> torch.Tensor:
-            table, (q, out) = next(tables).view(batch, width), next(layers)
+            table, (q, out) = next(tables).view(batch, width), next(states)
             attended: torch.Tensor = attention(
                 q, self._keys, self._values, table, offsets, contexts, out, work=work, **options
             )

@@ -1,6 +1,6 @@
 """The time that the engine adds to an iteration: batch assembly, bookkeeping, results, and effects between the parts.
 
-It is measured as the remainder of complete decoding iterations over the sum of their separately timed parts.
+It is measured as the remainder of complete decoding iterations over the times of their parts.
 """
 
 import numpy as np
@@ -21,7 +21,10 @@ _OUTPUT = 24
 
 
 def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
-    """Return the mean seconds per decoding iteration of `batch` sequences beyond `degree`'s tables; never negative."""
+    """Return the mean seconds per iteration of `batch` decoding sequences beyond the model's parts; never negative.
+
+    On the CPU that is the time outside the model. A GPU computes beside the host: its parts are in `degree`'s tables.
+    """
     longest = model.spec.longest_request or _PROMPT + _OUTPUT
     prompt = min(_PROMPT, longest // 2)
     output = min(_OUTPUT, longest - prompt)
@@ -30,12 +33,15 @@ def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
         Request(str(i), tuple(rng.integers(model.spec.vocab, size=prompt).tolist()), output, ignore_eos=True)
         for i in range(batch)
     ]
-    report = Engine(model, _static_schedule(model, batch, prompt, output)).run(requests)
-    decoding = [span for span in report.timeline.spans if span.phase == "decode"]
+    engine = Engine(model, _static_schedule(model, batch, prompt, output))
+    spans = engine.run(requests).timeline.spans
+    if model.device.type == "cpu":
+        seconds = spans[-1].end_s - spans[0].start_s - engine.worker.compute.model_s
+        return Timing(max(0.0, seconds / len(spans)), 0.0)
+    decoding = [span for span in spans if span.phase == "decode"]
     if not decoding:
         return Timing(0.0, 0.0)
-    contexts = prompt + 1 + np.arange(len(decoding))
-    layer = degree.decoder
+    layer, contexts = degree.decoder, prompt + 1 + np.arange(len(decoding))
     parts = len(model.layers) * (layer.rest(batch) + layer.decode_attention(batch, contexts))
     parts = parts + degree.embedding(batch) + degree.head(batch)
     # An iteration lasts to the start of the next: in between the engine books results.

@@ -128,9 +128,10 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
 
         gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
         rows = {"rows": "as of graphs"} if attention == "triton" else {}
-        host = {name: fact for name, fact in provenance().items() if name != "products"}  # the CPU computes none
+        host = {name: fact for name, fact in provenance().items() if name not in ("products", "parts")}  # of the CPU
         return host | gpu | rows | {"attention": str(described(attention, device))}
     return _products() | {
+        "parts": "in the order of a run",
         "processor": cpu_name(),
         "cores": str(usable_cpus()),
         "threads": str(torch.get_num_threads()),

@@ -15,27 +15,25 @@ from pathlib import Path
 
 import torch
 
-from exegpt.kernels.kv_write import kv_write
 from xcore.specs.cluster import local_cluster
 from xcore.specs.device_spec import LinkSpec
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
-from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler import machine, store
 from xprofiler.attention_probe import COLD_BYTES, AttentionOptions, AttentionProbe
 from xprofiler.collectives import host_copy, link, link_grids, measure_links, pairs, sends, time_all_reduce
 from xprofiler.engine_overhead import measure_overhead
+from xprofiler.iteration import Iteration, Part
 from xprofiler.links import Links, Reduce, make_links
 from xprofiler.model_switch import switch_seconds
+from xprofiler.passes import cross_projection_pass, decoding_attention, embedding_pass, head_pass, in_a_row, layer_calls
 from xprofiler.points import FULL, Points, grids
 from xprofiler.recorder import Recorder
-from xprofiler.reuse import Reuse
 from xprofiler.timing import Timing, timed
 from xrunner.comm.ranks import Ranks
-from xrunner.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
+from xrunner.models import EncoderDecoder, Model, Shard, computed_rows, load_model, random_model
 from xrunner.models.attention_planning import check_attention
 from xrunner.models.cache import checked_kv_dtype
-from xrunner.models.decoder import Layer
 from xrunner.models.device import CPU, made_current
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.iteration_graphs import SIZES
@@ -237,11 +235,11 @@ def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTabl
 
 def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
     """Return the extra time of one of the model's iterations after other models' iterations; 0 after none."""
-    layers, head, reuse = layer_pass(model, _SWITCHED_TOKENS), head_pass(model, _SWITCHED_TOKENS), Reuse(model)
+    iteration = in_a_row([*layer_calls(model, _SWITCHED_TOKENS), head_pass(model, _SWITCHED_TOKENS)])
     grid = grids(points, model.spec)["switch"]
 
     def switched(size: int) -> Timing:
-        return switch_seconds(lambda: (layers(), head()), reuse.others(size))
+        return switch_seconds(iteration, torch.ones(size // 4).sum)
 
     for turn, size in itertools.product(range(points.passes), grid.points[0]):
         recorder.record("switch", (size,), turn, functools.partial(switched, size))
@@ -316,25 +314,30 @@ def _parts(
     most = max(points.prompts[-1], points.batches[-1])
     longest = planned["decode_attention"].points[1][-1]
     probe = AttentionProbe(model.share, most, longest, model.dtype, model.device, model.attention, model.kv_dtype)
-    reuse = Reuse(model)
-
-    def time(call: Callable[[], object], before: Callable[[], object]) -> Timing:
-        return timed(call, device=model.device, before=before)
-
+    iteration = Iteration(model, probe)
     # An encoder's prompts see all of themselves; decoding reads the input and the output so far in a call each.
     options: AttentionOptions = {}
     if isinstance(model, EncoderDecoder):
         options = {"causal": False, "scale": 1.0, "bias": model.encoder_bias}
+
+    def time(part: Part) -> Timing:
+        return timed(part.call, before=part.before, untimed=part.untimed, device=model.device)
+
+    def attention(batch: int, new: int, past: int) -> Timing:
+        return time(iteration.attention(probe.call(batch, new, past, **options), batch * new))
+
     calls: dict[str, Callable[[int], Timing | None] | Callable[[int, int], Timing | None]] = {
-        "rest": lambda tokens: time(layer_pass(model, tokens), reuse.layers(tokens)),
-        "encoder_rest": lambda tokens: time(layer_pass(model, tokens, encoder=True), reuse.layers(tokens)),
-        "cross_projection": lambda tokens: time(_cross_projection(model, tokens), reuse.layers(tokens)),
-        "embedding": lambda tokens: time(_embedding(model, tokens), reuse.ends(tokens)),
-        "head": lambda rows: time(head_pass(model, rows), reuse.ends(rows)),
+        "rest": lambda tokens: time(iteration.layers(tokens)),
+        "encoder_rest": lambda tokens: time(iteration.layers(tokens, encoder=True)),
+        "cross_projection": lambda tokens: time(iteration.end(cross_projection_pass(model, tokens), tokens)),
+        "embedding": lambda tokens: time(iteration.end(embedding_pass(model, tokens), tokens)),
+        "head": lambda rows: time(iteration.head(rows)),
         "all_reduce": lambda tokens: sums(computed_rows(tokens)),
-        "encode_attention": lambda batch, length: time(probe.call(batch, length, 0, **options), reuse.attention()),
-        "chunk_attention": lambda chunk, past: time(probe.call(1, chunk, past, **options), reuse.attention()),
-        "decode_attention": lambda batch, context: time(_decoding(model, probe, batch, context), reuse.attention()),
+        "encode_attention": lambda batch, length: attention(batch, length, 0),
+        "chunk_attention": lambda chunk, past: attention(1, chunk, past),
+        "decode_attention": lambda batch, context: time(
+            iteration.attention(decoding_attention(model, probe, batch, context), batch)
+        ),
     }
     turns = {"rest": len(model.layers), "cross_projection": len(model.layers)}
     if isinstance(model, EncoderDecoder):
@@ -344,84 +347,3 @@ def _parts(
         for at in itertools.product(*grid.points):
             recorder.record(grid.table, at, turn, functools.partial(calls[name], *at))
     return {name: recorder.compiled(grid, turns.get(name, 1)) for name, grid in parts.items()}
-
-
-def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | None = None) -> Callable[[], object]:
-    """Return a call of the layers without their attention kernels, on `tokens` tokens.
-
-    These are the decoder layers or, with `encoder`, the encoder layers: all, or only the first `most`.
-    """
-    rows = computed_rows(tokens)
-    x = _states(model, rows)
-    _, positions = _ids(model, rows)
-    cache, slots = _scattered(model, tokens)
-    attended = torch.randn(rows, model.share.heads, model.share.head_size, dtype=x.dtype, device=model.device)
-    layers: tuple[Layer, ...] = model.layers
-    cross: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
-    if isinstance(model, EncoderDecoder):
-        layers, cross = (model.encoder, {}) if encoder else (model.layers, {"cross": lambda q: attended})
-
-    def run() -> None:
-        for layer, keys, values in zip(layers[:most], itertools.cycle(cache.keys), itertools.cycle(cache.values)):
-            layer.before_attention(x, positions, keys, values, slots)
-            layer.after_attention(x, attended, **cross)
-
-    return run
-
-
-def _cross_projection(model: Model, tokens: int) -> Callable[[], object]:
-    """Return a call that computes all decoder layers' keys and values of `tokens` encoded tokens."""
-    assert isinstance(model, EncoderDecoder), "a decoder-only model has none"
-    encoded = _states(model, tokens)
-    cache, slots = _scattered(model, tokens)
-
-    def run() -> None:
-        for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
-            kv_write(*layer.cross_keys_values(encoded), keys, values, slots)
-
-    return run
-
-
-def _decoding(model: Model, probe: AttentionProbe, batch: int, context: int) -> Callable[[], object]:
-    """Return a call of one layer's attention for one new token of each of `batch` sequences of `context` tokens.
-
-    In an encoder-decoder, half of the tokens belong to the input, which cross-attention reads.
-    """
-    if not isinstance(model, EncoderDecoder):
-        return probe.call(batch, 1, context - 1)
-    inputs, outputs = max(1, context // 2), context - context // 2
-    cross = probe.call(batch, 1, inputs - 1, causal=False, scale=1.0)
-    itself = probe.call(batch, 1, outputs - 1, scale=1.0, bias=model.decoder_bias)
-    return lambda: (itself(), cross())
-
-
-def _scattered(model: Model, tokens: int) -> tuple[KVCache, torch.Tensor]:
-    """Return a cache that holds `tokens` tokens, and their slots in randomly ordered blocks."""
-    blocks = -(-tokens // BLOCK_SIZE)
-    slots = torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)
-    return model.new_cache(blocks, BLOCK_SIZE), slots.flatten()[:tokens].contiguous().to(model.device)
-
-
-def _ids(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random tokens and their positions."""
-    ids, positions = torch.randint(model.spec.vocab, (tokens,)), torch.arange(tokens) % model.spec.context
-    return ids.to(model.device), positions.to(model.device)
-
-
-def _states(model: Model, rows: int) -> torch.Tensor:
-    """Return random states [rows, hidden]."""
-    return torch.randn(rows, model.spec.hidden, dtype=torch_dtype(model.dtype), device=model.device)
-
-
-def _embedding(model: Model, tokens: int) -> Callable[[], object]:
-    ids, positions = _ids(model, tokens)
-    return lambda: model.ends.embed(ids, positions)
-
-
-def head_pass(model: Model, rows: int) -> Callable[[], object]:
-    """Return a call of the final norm, the head and sampling.
-
-    Every layer's weights have passed through the caches in between.
-    """
-    x = _states(model, rows)
-    return lambda: model.sample(x)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler.recorder import Grid
 
 
@@ -61,13 +62,15 @@ def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
     """Return the grids of a model at a tensor-parallel degree; parts that aren't split are measured at degree 1."""
     longest = model.longest_request or points.lengths[-1]
     lengths = tuple(n for n in points.lengths if n < longest) + ((longest,) if longest <= points.lengths[-1] else ())
+    # A block is read as a whole, and the last one of a sequence is half full on average.
+    contexts = tuple(n + BLOCK_SIZE // 2 if BLOCK_SIZE <= n < longest - BLOCK_SIZE else n for n in lengths)
     chunks = tuple(n for n in lengths if n <= 512) or lengths[:1]
     pasts = tuple(n for n in points.pasts if n < longest) or (0,)
     layer = (
         Grid("rest", ("tokens",), (points.tokens,)),
         Grid("encode_attention", ("batch", "length"), (points.prompts, lengths)),
         Grid("chunk_attention", ("chunk", "past"), (chunks, pasts)),
-        Grid("decode_attention", ("batch", "context"), (points.batches, lengths)),
+        Grid("decode_attention", ("batch", "context"), (points.batches, contexts)),
     )
     of_encoders = tuple(Grid(name, ("tokens",), (points.tokens,)) for name in ("encoder_rest", "cross_projection"))
     uncut = (

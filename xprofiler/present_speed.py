@@ -6,7 +6,7 @@ from xcore.specs.profile import Profile
 
 if TYPE_CHECKING:
     from xcore.requests.engine_protocol import Speed
-    from xprofiler.rates import Slowdown
+    from xcore.specs.slowdown import Slowdown
     from xrunner.comm.ranks import Ranks
     from xrunner.core.engine import Engine
     from xrunner.models import Model

@@ -10,25 +10,27 @@ memory varied by a third while the layers' times stayed the same.
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from xcore.specs.model import BYTES, ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
-from xprofiler.measure import cold_layers, head_pass, layer_pass
-from xprofiler.reuse import Reuse
+from xcore.specs.slowdown import Slowdown
+from xprofiler.iteration import Iteration, Part
+from xprofiler.measure import cold_layers
 from xprofiler.timing import timed
 from xrunner.comm.ranks import Ranks
 from xrunner.models import Model
 
-_READS, _COMPUTES = 16, 260
-"""Tokens of a pass that is mostly reading the weights, and of one that is bound by computing.
+_READS, _COMPUTES = (4, 12, 24, 48), (132, 260)
+"""Tokens of passes that mostly read the weights, and of passes that are bound by computing.
 
-Over a single token, passes in a row differ by a fifth, with what caches keep of the weights.
+Over a single token, passes in a row differ by a fifth, with what caches keep of the weights. Each point of a profile is
+off by up to 6 %, so several are compared.
 """
-_CALLS = {_READS: 9, _COMPUTES: 3}
-"""Number of calls of each, 0.3 s in all; fixed, since ranks of a tensor-parallel group must make the same calls."""
+_CALLS = 4
+"""Number of calls of each; fixed, since ranks of a tensor-parallel group must make the same calls."""
 _WARM_UPS = 20
 """Calls before the first timed ones.
 
@@ -41,47 +43,64 @@ Work = Callable[[float], tuple[float, float]] | Callable[[float, float], tuple[f
 """FLOPs and bytes by one or two coordinates."""
 
 
-@dataclass(frozen=True)
-class Slowdown:
-    """The machine's times divided by those of its profile."""
-
-    compute: float = 1.0
-    read: float = 1.0
-    """Slowdown of reading weights, one of a layer's matrices after the other."""
-    stream: float = 1.0
-    """Slowdown of large reads, as by the head and by attention.
-
-    With another busy process, threads then wait for each other once.
-    """
-
-
 @torch.inference_mode()
 def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
-    """Return the median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
-    ratios, reuse = {}, Reuse(model)
-
-    def timing(call: Callable[[], object], tokens: int, before: Callable[[], object]) -> float:
-        calls = {"least": _CALLS[tokens], "most": _CALLS[tokens], "warm_ups": _WARM_UPS if tokens == _READS else 1}
-        # Ranks that sum make the same calls: their own clocks may not decide how many.
-        together = {"together": 1} if model.shard.of > 1 else {}
-        return timed(call, device=model.device, before=before, **calls, **together).seconds
-
-    if model.layers:  # an encoder-decoder's encoding side has none
-        table = profile.degree(model.shard.of).decoder.rest
-        layers = min(len(model.layers), cold_layers(model.spec, model.dtype, model.shard.of, model.device))
-        for tokens in (_READS, _COMPUTES):
-            measured = _measured(table, tokens)
-            seconds = timing(layer_pass(model, int(measured), most=layers), tokens, reuse.layers(tokens))
-            ratios[str(tokens)] = seconds / layers / table.at(measured)
-    if model.head:
-        seconds = timing(head_pass(model, _READS), _READS, reuse.ends(_READS))
-        ratios["head"] = seconds / profile.degree(model.shard.of).head.at(float(_READS))
-    of_ranks = ranks.all(ratios)
+    """Return the median rank's slowdown now, while all ranks compute; all must call it (0.5 s)."""
+    of_ranks = ranks.all(_Present(profile, model).ratios())
 
     def median(name: str) -> float:
         return statistics.median(ratios[name] for ratios in of_ranks if name in ratios)
 
-    return Slowdown(median(str(_COMPUTES)), median(str(_READS)), median("head"))
+    # On a GPU, attention isn't timed here: it is a large read, as the head is.
+    attention = "attention" if any("attention" in ratios for ratios in of_ranks) else "head"
+    return Slowdown(median("compute"), median("read"), median("head"), median(attention))
+
+
+class _Present:
+    """The present times of one rank's parts of a model beside its profile's."""
+
+    def __init__(self, profile: Profile, model: Model):
+        self._model, self._tables = model, profile.degree(model.shard.of)
+        self._layers = min(len(model.layers), cold_layers(model.spec, model.dtype, model.shard.of, model.device))
+        self._iteration = Iteration(model, most=self._layers)
+        self._warm_ups = _WARM_UPS
+
+    def ratios(self) -> dict[str, float]:
+        """Return the present times of the parts that the model has, divided by the profile's."""
+        ratios, tables, iteration = {}, self._tables, self._iteration
+        if self._model.layers:  # an encoder-decoder's encoding side has none
+            rest = tables.decoder.rest
+            for name, tokens in (("read", _READS), ("compute", _COMPUTES)):
+                measured = [_measured(rest, number) for number in tokens]
+                ratios[name] = self._ratio(iteration.layers, rest.at, measured) / self._layers
+            if self._model.device.type == "cpu":
+                attention, context = tables.decoder.decode_attention, float(iteration.context)
+                ratios["attention"] = self._ratio(
+                    iteration.decoding, lambda batch: attention.at(batch, context), _READS
+                )
+        if self._model.head:
+            ratios["head"] = self._ratio(iteration.head, tables.head.at, _READS)
+        return ratios
+
+    def _ratio(self, part: Callable[[int], Part], expected: Callable[[float], float], tokens: Sequence[float]) -> float:
+        """Return the seconds of a part on several numbers of tokens, divided by the `expected` ones."""
+        seconds = sum(self._seconds(part(int(number))) for number in tokens)
+        return seconds / sum(expected(float(number)) for number in tokens)
+
+    def _seconds(self, part: Part) -> float:
+        warm_ups, self._warm_ups = self._warm_ups, 1
+        # Ranks that sum make the same calls: their own clocks may not decide how many.
+        together = {"together": 1} if self._model.shard.of > 1 else {}
+        return timed(
+            part.call,
+            least=_CALLS,
+            most=_CALLS,
+            device=self._model.device,
+            before=part.before,
+            untimed=part.untimed,
+            warm_ups=warm_ups,
+            **together,
+        ).seconds
 
 
 def _measured(table: Table, tokens: int) -> float:
@@ -100,16 +119,15 @@ def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
     """
     table, width = profile.degrees[0].decoder.rest, BYTES[profile.dtype]
     weights = float(sum(n * k for n, k in model.token_matrices(profile.degrees[0].tp)))
-    computes, reads = _measured(table, _COMPUTES), _measured(table, _READS)
+    computes, reads = _measured(table, _COMPUTES[-1]), _measured(table, _READS[1])
     flops_s, bytes_s = 2.0 * computes * weights / table.at(computes), weights * width / table.at(reads)
     scale = _Scale(slowdown, flops_s, bytes_s, model, width)
-    least = min(slowdown.compute, slowdown.read, slowdown.stream)
-    rates = f"{slowdown.compute:.3f} for computing, {slowdown.read:.3f} for reading, {slowdown.stream:.3f} for streams"
+    rates = ", ".join(f"{factor:.3f} for {name}" for name, factor in asdict(slowdown).items())
     said = f"times {rates}, from {profile.fingerprint}"
     return replace(
         profile,
         degrees=tuple(map(scale.degree, profile.degrees)),
-        overhead=_times(profile.overhead, least),
+        overhead=_times(profile.overhead, min(slowdown.factors)),
         switch=profile.switch and _times(profile.switch, slowdown.read),
         provenance=profile.provenance | {"scaled": said},
     )
@@ -150,13 +168,13 @@ class _Scale:
             moved = (past + new) * cached + 2.0 * new * heads * size * self.width
             return 4.0 * batch * new * seen * heads * size, batch * moved
 
-        cross, stream = tables.cross_projection, self.slowdown.stream
+        cross, read = tables.cross_projection, self.slowdown.attention
         return replace(
             tables,
             rest=self._products(tables.rest, self.model.token_matrices(tp, encoder)),
-            encode_attention=self._points(tables.encode_attention, lambda b, s: attention(b, s, 0.0), stream),
-            chunk_attention=self._points(tables.chunk_attention, lambda c, p: attention(1.0, c, p), stream),
-            decode_attention=self._points(tables.decode_attention, lambda b, c: attention(b, 1.0, c - 1.0), stream),
+            encode_attention=self._points(tables.encode_attention, lambda b, s: attention(b, s, 0.0), read),
+            chunk_attention=self._points(tables.chunk_attention, lambda c, p: attention(1.0, c, p), read),
+            decode_attention=self._points(tables.decode_attention, lambda b, c: attention(b, 1.0, c - 1.0), read),
             cross_projection=cross and self._products(cross, [self.model.cross_projection(tp)]),
         )
 

@@ -25,6 +25,21 @@ class Timing:
     spread: float
 
 
+class Untimed:
+    """A call within timed calls whose own time doesn't count."""
+
+    def __init__(self, call: Callable[[], object]):
+        self._call = call
+        self.seconds = 0.0
+        """The time of all calls so far."""
+
+    def __call__(self) -> None:
+        """Call it."""
+        start = time.perf_counter()
+        self._call()
+        self.seconds += time.perf_counter() - start
+
+
 def timed(
     call: Callable[[], object],
     budget_s: float = 0.05,
@@ -34,17 +49,18 @@ def timed(
     before: Callable[[], object] = lambda: None,
     warm_ups: int = 1,
     together: int = _CALLS,
+    untimed: Untimed | None = None,
 ) -> Timing:
     """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds.
 
     Work queued on a GPU is timed on the GPU, from a cold cache, in graphs of at most `together` calls. On a CPU,
-    `before` is called, untimed, before each call.
+    `before` is called, untimed, before each call, and the time of `untimed`, which is part of `call`, doesn't count.
     """
     for _ in range(warm_ups):
         before()
         call()
     on_cpu = device is None or device.type == "cpu"
-    clock = cpu_clock(call, before) if device is None or on_cpu else _gpu_clock(call, device, together)
+    clock = cpu_clock(call, before, untimed) if device is None or on_cpu else _gpu_clock(call, device, together)
     times: list[float] = []
     end = time.perf_counter() + budget_s
     while len(times) < least or (time.perf_counter() < end and len(times) < most):
@@ -58,14 +74,21 @@ def of_times(times: list[float]) -> Timing:
     return Timing(float(median), float((high - low) / median) if median else 0.0)
 
 
-def cpu_clock(call: Callable[[], object], before: Callable[[], object] = lambda: None) -> Callable[[], float]:
-    """Return a function that times one call on this thread, in seconds; `before` is called first, untimed."""
+def cpu_clock(
+    call: Callable[[], object], before: Callable[[], object] = lambda: None, untimed: Untimed | None = None
+) -> Callable[[], float]:
+    """Return a function that times one call on this thread, in seconds, without `untimed`.
+
+    `before` is called first, untimed.
+    """
 
     def seconds() -> float:
         before()
+        left_out = untimed.seconds if untimed else 0.0
         start = time.perf_counter()
         call()
-        return time.perf_counter() - start
+        elapsed = time.perf_counter() - start
+        return elapsed - (untimed.seconds - left_out if untimed else 0.0)
 
     return seconds
 

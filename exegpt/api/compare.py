@@ -1,7 +1,7 @@
 """Compare runs of requests under a schedule with the predictions for the same requests."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from xcore.requests.request import Request, Result
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import summarise
 from xcore.specs.schedule import Schedule
+from xcore.specs.slowdown import Slowdown
 from xcore.specs.workload import RequestLengths
 from xprofiler.present_speed import slowdown_now
 from xscheduler.settings import Setting
@@ -20,7 +21,6 @@ from xscheduler.settings import Setting
 if TYPE_CHECKING:
     import torch
 
-    from xprofiler.rates import Slowdown
     from xrunner.comm.ranks import Ranks
     from xrunner.core.run_report import RunReport
     from xrunner.models import Model
@@ -41,28 +41,26 @@ def execute(
     before = slowdown_now(profile, model, alone)
     report = engine.run(requests, on_finish)
     return compare(
-        schedule, profile, report, slowdown=least(before, slowdown_now(profile, model, alone)), requests=requests
+        schedule,
+        profile,
+        report,
+        slowdown=slowdown_between(before, slowdown_now(profile, model, alone)),
+        requests=requests,
     )
 
 
-def least(before: "Slowdown | None", after: "Slowdown | None") -> "Slowdown | None":
-    """Return the machine's slowdown during a run, from measurements before and after it.
-
-    The lower factors count, because a short disturbance of one measurement doesn't mean a slower machine.
-    """
-    from xprofiler.rates import Slowdown
-
+def slowdown_between(before: Slowdown | None, after: Slowdown | None) -> Slowdown | None:
+    """Return the machine's slowdown during a run, from measurements before and after it: their geometric means."""
     if before is None or after is None:
         return None
-    pairs = zip(astuple(before), astuple(after), strict=True)
-    return Slowdown(*(min(pair) for pair in pairs))
+    return Slowdown(*(math.sqrt(a * b) for a, b in zip(before.factors, after.factors, strict=True)))
 
 
 def compare(
     schedule: Schedule,
     profile: Profile,
     report: "RunReport",
-    slowdown: "Slowdown | None" = None,
+    slowdown: Slowdown | None = None,
     requests: Sequence[Request] = (),
     order: Order = fcfs,
     hints: Mapping[str, Hints] | None = None,
@@ -108,7 +106,7 @@ def compare(
         predicted_preemptions=predicted.preemptions,
         reused=report.reused,
         predicted_reused=predicted.reused,
-        slowdown=(slowdown.compute, slowdown.read, slowdown.stream) if slowdown else (1.0, 1.0, 1.0),
+        slowdown=slowdown or Slowdown(),
     )
 
 
@@ -144,7 +142,7 @@ def compare_policies(
                 engine = Engine.load(directory, schedule, ranks, device=device, attention=attention)
                 before = slowdown_now(setting.profile, engine.model, ranks)
                 report = engine.run(requests, on_finish)
-                slowdown = least(before, slowdown_now(setting.profile, engine.model, ranks))
+                slowdown = slowdown_between(before, slowdown_now(setting.profile, engine.model, ranks))
                 reports = ranks.gather(report if engine.leads else None, 0, RunReport)
                 schedule_runs += [compare(schedule, setting.profile, r, slowdown=slowdown) for r in reports if r]
                 engine.close()

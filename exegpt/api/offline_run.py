@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xsimulator
-from exegpt.api.compare import compare, least
+from exegpt.api.compare import compare, slowdown_between
 from exegpt.options.run import RunOptions
 from xcore.batching import UNKNOWN, Hints
 from xcore.choices import admission_rule, check_columns, check_prefix_caching, with_adjustment
@@ -323,7 +323,7 @@ def _run(
             engine, report = run_adapting(engine, directory, left, again, results.append)
         else:
             report = engine.run(left, results.append, order=order, hints=lambda request: of(request.id))
-        slowdown = least(before, slowdown_now(profile, engine.model, ranks))
+        slowdown = slowdown_between(before, slowdown_now(profile, engine.model, ranks))
         if results.file and not engine.leads:
             results.file.leave()
     engine.close()

@@ -55,7 +55,7 @@ def _print(prepared: "Demo", comparisons: "list[Comparison]") -> None:
     print(f"The schedule that is predicted to be the best: {schedule_text(schedule)}.")
     if text := miss_text(comparisons[0]):
         print(text)
-    changed = max((run.slowdown for run in comparisons), key=lambda factors: max(abs(1 - f) for f in factors))
+    changed = max((run.slowdown for run in comparisons), key=lambda slowdown: slowdown.change)
     if text := speed_text(changed):
         output.note(f"· {text}")
     print(

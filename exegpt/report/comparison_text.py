@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from xcore.console import output
 from xcore.console.comparison import Comparison, relative
 from xcore.duration import format_duration
+from xcore.specs.slowdown import Slowdown
 
 COMPARISON_COLUMNS = ("", "predicted", "measured", "error")
 SUMMARY_COLUMNS = ("policy", "predicted tok/s", "measured tok/s", "error")
@@ -93,12 +94,13 @@ def miss_text(run: Comparison) -> str:
     )
 
 
-def speed_text(slowdown: tuple[float, float, float]) -> str:
+def speed_text(slowdown: Slowdown) -> str:
     """Return how the machine's present speed scales a prediction; empty within 3 %."""
-    if max(abs(1 - factor) for factor in slowdown) <= 0.03:
+    if slowdown.change <= 0.03:
         return ""
-    compute, read, stream = (f"{factor:.2f} times as long" for factor in slowdown)
+    compute, read, stream, attention = (f"{factor:.2f} times as long" for factor in slowdown.factors)
     return (
         f"the machine's speed has changed since it was profiled: computing takes {compute}, reading weights {read}, "
-        f"the head and attention {stream}; the prediction is scaled accordingly (`exegpt profile` measures again)"
+        f"the head {stream}, attention {attention}; the prediction is scaled accordingly "
+        "(`exegpt profile` measures again)"
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from xprofiler import attention_probe, collectives, links, machine, measure, points, reuse, store
+from xprofiler import attention_probe, collectives, links, machine, measure, points, store
 from xrunner.comm import ranks
 
 
@@ -29,7 +29,6 @@ def shrink(put: Callable[[object, str, Any], None]) -> None:
     put(store.facts, "__defaults__", (full,))
     put(measure, "timed", functools.partial(measure.timed, budget_s=0.0))
     put(attention_probe, "COLD_BYTES", 2**16)
-    put(reuse, "_MOST_BYTES", 2**16)
     put(collectives, "_BYTES", (2**10, 2**16, 2**22))
     put(machine, "measured", functools.partial(_measured, machine.measured))
 

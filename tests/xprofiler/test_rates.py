@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.xcore.small_specs import profile as a_profile
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Table
+from xcore.specs.slowdown import Slowdown
 from xprofiler import rates
 from xprofiler.measure import padded
-from xprofiler.rates import Slowdown
 from xprofiler.timing import Timing
 from xrunner.comm.ranks import Ranks
 from xrunner.models import load_model
@@ -32,7 +32,7 @@ def tables(profile):
 
 @given(FACTORS)
 def test_a_machine_that_is_slower_throughout_takes_as_many_times_as_long(factor):
-    scaled = tables(rates.rescaled(PROFILE, SPEC, Slowdown(factor, factor, factor)))
+    scaled = tables(rates.rescaled(PROFILE, SPEC, Slowdown(factor, factor, factor, factor)))
     for name, table in tables(PROFILE).items():
         assert scaled[name].values == pytest.approx([v * factor for v in table.values], rel=1e-9), name
 
@@ -43,7 +43,7 @@ def test_a_switch_of_model_takes_as_long_as_reading_its_weights():
     assert rates.rescaled(PROFILE, SPEC, Slowdown(read=3.0)).switch is None
 
 
-@given(st.tuples(FACTORS, FACTORS, FACTORS))
+@given(st.tuples(FACTORS, FACTORS, FACTORS, FACTORS))
 def test_every_point_changes_by_something_between_the_rates(factors):
     low, high = min(factors) * (1 - 1e-9), max(factors) * (1 + 1e-9)
     scaled = tables(rates.rescaled(PROFILE, SPEC, Slowdown(*factors)))
@@ -59,23 +59,30 @@ def test_few_rows_follow_the_memory_and_many_the_products():
     assert scaled.provenance["scaled"].endswith(PROFILE.fingerprint)
 
 
-def test_the_layers_are_timed_beside_their_table(tmp_path, monkeypatch):
+def test_each_part_is_timed_beside_its_table(tmp_path, monkeypatch):
+    """Reading takes 3 times as long as in the profile, computing 4, attention 2 and the head 5 times."""
     create_model(tmp_path / "m", "llama", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, vocab=300, context=48)
     model = load_model(tmp_path / "m")
     profile = a_profile(model.spec)
     degree = profile.degree(1)
-    passes = iter(
-        (2 * 3.0 * degree.decoder.rest.at(16.0), 2 * 4.0 * degree.decoder.rest.at(260.0), degree.head.at(16.0))
-    )
+    layer, few = degree.decoder, rates._READS
+    passes = [2 * 3.0 * layer.rest.at(float(n)) for n in few]
+    passes += [2 * 4.0 * layer.rest.at(float(n)) for n in rates._COMPUTES]
+    passes += [2.0 * layer.decode_attention.at(float(n), 48.0) for n in few]
+    passes += [5.0 * degree.head.at(float(n)) for n in few]
+    seconds = iter(passes)
+    warmed_up = []
 
-    def timed(call, least, most, device, before, warm_ups):
-        assert before() and least == most  # much has been read
+    def timed(call, least, most, device, before, untimed, warm_ups):
+        assert least == most
+        warmed_up.append(warm_ups)
+        before()
         call()
-        return Timing(next(passes), 0.0)
+        return Timing(next(seconds), 0.0)
 
     monkeypatch.setattr(rates, "timed", timed)
-    slowdown = rates.measured_slowdown(profile, model, Ranks())
-    assert (slowdown.compute, slowdown.read, slowdown.stream) == pytest.approx((4.0, 3.0, 1.0))
+    assert rates.measured_slowdown(profile, model, Ranks()).factors == pytest.approx((4.0, 3.0, 5.0, 2.0))
+    assert warmed_up == [rates._WARM_UPS] + [1] * (len(passes) - 1)
 
 
 def test_a_padded_pass_is_timed_at_the_rows_that_it_computes():

@@ -1,7 +1,7 @@
 """Comparison of predicted and measured results: one schedule, one list of requests, the same arithmetic."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xcore.document import to_dict
 from xcore.requests.request import Result
@@ -9,6 +9,7 @@ from xcore.specs.change import Change
 from xcore.specs.estimate import Estimate
 from xcore.specs.request_times import RequestTimes, steady_tokens_s
 from xcore.specs.schedule import Schedule
+from xcore.specs.slowdown import Slowdown
 from xcore.specs.timeline import Timeline
 
 KEYS = (
@@ -46,11 +47,8 @@ class Comparison:
     reused: int = 0
     """Tokens of prompts that were found in the cache."""
     predicted_reused: int = 0
-    slowdown: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """Slowdown of computing, of reading weights and of streams around the run, compared with the profile's measurement.
-
-    Predictions are scaled by these factors. See `xprofiler.rates.Slowdown`.
-    """
+    slowdown: Slowdown = field(default_factory=Slowdown)
+    """The machine's slowdown around the run; predictions are scaled by it."""
 
     @property
     def tokens(self) -> int:
@@ -87,7 +85,7 @@ class Comparison:
             "predicted": {**to_dict(self.predicted), "phase_s": self.predicted_timeline.phase_means()},
             "predicted_steady": to_dict(self.steady) if self.steady else None,
             "error": self.error(),
-            "slowdown": dict(zip(("compute", "read", "stream"), self.slowdown, strict=True)),
+            "slowdown": to_dict(self.slowdown),
             "preemptions": {"measured": self.preemptions, "predicted": self.predicted_preemptions},
             "reused_tokens": {"measured": self.reused, "predicted": self.predicted_reused},
             "changes": [to_dict(change) for change in self.changes],

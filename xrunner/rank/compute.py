@@ -3,6 +3,7 @@
 On a GPU everything is queued: a batch is launched first, and completes later.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,6 +53,8 @@ class Compute:
         self._dealing, self.planning = Dealing.of(model, cache), Planning.of(model, cache)
         self._last = torch.empty(0)
         """The tokens sampled last, on the device: int64 [tokens], followed by log-probabilities if asked for."""
+        self.model_s = 0.0
+        """Seconds in which the host was in the model's layers and its sampling; not in graphs."""
         self.graphs = None
         if gpu and graphs:
             self.graphs = IterationGraphs(model, cache, gpu, samples, takes_states, self.planning)
@@ -76,8 +79,10 @@ class Compute:
             self._feed(batch, tensors.tokens)
             if self.planning:
                 tensors = self.planning.planned(tensors, batch.attention)
+            start = time.perf_counter()
             states = self._model.forward(tensors, self._cache, x, between)
             tokens = self._model.next_tokens(states, tensors) if self._samples else None
+            self.model_s += time.perf_counter() - start
         elif self._samples:
             states, tokens = graph.states, self._sampled(graph, batch)
         else:

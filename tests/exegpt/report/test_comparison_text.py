@@ -6,6 +6,7 @@ from exegpt.report.comparison_text import bound_text, speed_text
 from tests.xcore.small_specs import schedule
 from xcore.console.comparison import Comparison
 from xcore.specs.estimate import Estimate
+from xcore.specs.slowdown import Slowdown
 from xcore.specs.timeline import Timeline
 
 
@@ -26,7 +27,7 @@ def test_line_22_a_bounds_text_names_the_prediction_it_was_checked_against():
 
 
 def test_a_change_of_speed_is_printed_beyond_three_percent():
-    assert speed_text((1.02, 0.98, 1.01)) == ""
-    text = "computing takes 1.10 times as long, reading weights 1.00 times as long, the head and attention 1.00 times"
-    assert text in speed_text((1.1, 1.0, 1.0))
-    assert "the head and attention 1.20 times as long" in speed_text((1.0, 1.0, 1.2))
+    assert speed_text(Slowdown(1.02, 0.98, 1.01)) == ""
+    text = "computing takes 1.10 times as long, reading weights 1.00 times as long, the head 1.00 times"
+    assert text in speed_text(Slowdown(compute=1.1))
+    assert "the head 1.20 times as long, attention 0.90" in speed_text(Slowdown(stream=1.2, attention=0.9))
