@@ -78,7 +78,7 @@ class Row:
     worst_latency_s: float
     predicted_latency_s: float
     slowdowns: tuple[tuple[float, ...], ...]
-    """How many times as long computing, reading weights and streams took around each run as in the profile."""
+    """How many times as long as in the profile computing, reading weights, the head and attention took around a run."""
 
     @property
     def holds(self) -> bool:
@@ -288,7 +288,7 @@ def _errors(errors: tuple[float, ...]) -> str:
 
 
 def _speeds(slowdowns: tuple[tuple[float, ...], ...]) -> str:
-    """Of computing, reading weights, and the head in each run, beside the profile's."""
+    """Of computing, reading weights, the head and attention in each run, beside the profile's."""
     return " ".join("/".join(f"{1 / factor:.2f}" for factor in factors) for factors in slowdowns)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 COLD_BYTES = 2**28
-"""Most bytes of a pool that isn't filled by one call: so many outgrow the CPU's caches."""
+"""Most bytes of a pool that one call doesn't fill: more than most CPUs' caches."""
 
 
 _STATES = 2
@@ -41,7 +41,7 @@ class AttentionOptions(TypedDict, total=False):
 
 
 def fill_randomly(keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Fill a layer's keys and values with random numbers of ordinary size: one block's, which all have."""
+    """Fill a layer's first block with random numbers of ordinary size, and copy it to all others."""
     for cache in (keys, values):
         block = cache[:1]
         block.random_(-127, 128) if cache.dtype == torch.int8 else block.normal_()
@@ -55,7 +55,7 @@ class AttentionProbe:
     """Calls the attention kernel of one layer over a pool of at least `batch` sequences of `length` tokens.
 
     The pool has a `KVCache`'s memory layout, and its blocks follow each other as a `BlockPool` allocates them. Every
-    call uses other blocks than the call before, as the next layer does, for as many layers as there are. It reads
+    call uses other blocks than the call before, as the next layer does: on a CPU, as many as there are layers. It reads
     queries and writes outputs with a layer's layout: queries next to keys and values, both outside the caches nearest
     to the core. `attention` and `kv_dtype` are as in `Model`.
     """
@@ -75,8 +75,8 @@ class AttentionProbe:
         block_bytes = BLOCK_SIZE * model.kv_bytes(1, kv_dtype)
         blocks = batch * -(-length // BLOCK_SIZE)
         cold = min(COLD_BYTES, free_memory(device) // 4) // block_bytes
-        self._blocks = max(blocks, min(int(cold), blocks * model.layers))
-        self._layers = model.layers
+        self._blocks = max(blocks, min(int(cold), blocks * model.layers) if device == CPU else int(cold))
+        self._layers = model.layers if device == CPU else self._blocks
         self._heads, self._kv_heads = model.heads, model.kv_heads
         self._order = torch.arange(self._blocks, dtype=torch.int32, device=device)
         cache = KVCache.allocate(model, 1, self._blocks, BLOCK_SIZE, kv_dtype, device)

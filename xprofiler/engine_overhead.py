@@ -1,6 +1,6 @@
-"""The time that the engine adds to an iteration: batch assembly, bookkeeping, results, and effects between the parts.
+"""The time that the engine adds to an iteration: batch assembly, bookkeeping and results.
 
-It is measured as the remainder of complete decoding iterations over the times of their parts.
+It is measured as the remainder of iterations over the times of the model's parts.
 """
 
 import numpy as np
@@ -35,6 +35,8 @@ def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
     ]
     engine = Engine(model, _static_schedule(model, batch, prompt, output))
     spans = engine.run(requests).timeline.spans
+    if not spans:
+        return Timing(0.0, 0.0)
     if model.device.type == "cpu":
         seconds = spans[-1].end_s - spans[0].start_s - engine.worker.compute.model_s
         return Timing(max(0.0, seconds / len(spans)), 0.0)

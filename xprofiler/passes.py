@@ -13,8 +13,10 @@ from xrunner.models import EncoderDecoder, KVCache, Model, computed_rows
 from xrunner.models.decoder import Layer
 from xrunner.models.weights import torch_dtype
 
-_DECODING = 256
-"""Largest number of tokens that are timed as one of each sequence."""
+_DECODING = 128
+"""Most tokens that are timed as one of each sequence."""
+_CACHED_LAYERS = 2
+"""Layers that have a cache of their own: the others write into these, in turn."""
 
 
 def layer_calls(
@@ -83,12 +85,14 @@ def decoding_attention(model: Model, probe: AttentionProbe, batch: int, context:
 def _scattered(model: Model, tokens: int) -> tuple[KVCache, torch.Tensor]:
     """Return a cache that holds `tokens` tokens, and their slots in randomly ordered blocks.
 
-    Up to 256 tokens are those of as many decoding sequences, each in a block of its own; more fill their blocks.
+    Up to 128 tokens are those of as many decoding sequences, each in a block of its own; more fill their blocks.
     """
     blocks = tokens if tokens <= _DECODING else -(-tokens // BLOCK_SIZE)
     slots = torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)
     slots = slots[:, -1] if tokens <= _DECODING else slots.flatten()[:tokens]
-    return model.new_cache(blocks, BLOCK_SIZE), slots.contiguous().to(model.device)
+    layers = min(_CACHED_LAYERS, model.cached_layers)
+    cache = KVCache.allocate(model.share, layers, blocks, BLOCK_SIZE, model.kv_dtype, model.device)
+    return cache, slots.contiguous().to(model.device)
 
 
 def _ids(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

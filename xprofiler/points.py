@@ -35,35 +35,11 @@ class Points:
         return replace(self, tokens=tokens, padded=rows[-1])
 
 
+_DECODED = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128)
+"""Products in tiles take a step behind 16, 32 and 64 rows."""
+_PREFILLED = (132, 196, 260, 388, 516, 772, 1028, 2052, 4100)
 FULL = Points(
-    tokens=(
-        1,
-        2,
-        3,
-        4,
-        6,
-        8,
-        12,
-        16,
-        17,
-        24,
-        32,
-        33,
-        48,
-        64,
-        65,
-        96,
-        128,
-        132,
-        196,
-        260,
-        388,
-        516,
-        772,
-        1028,
-        2052,
-        4100,
-    ),
+    tokens=(*_DECODED, *_PREFILLED),
     prompts=(1, 4, 16, 64),
     batches=(1, 2, 4, 8, 16, 32, 64, 128, 256),
     lengths=(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),

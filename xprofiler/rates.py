@@ -1,7 +1,7 @@
 """The machine's speed relative to its profile.
 
-A run times the model's layers again at two numbers of tokens, one bound by reading memory and one by computing, and its
-head; its prediction is scaled by the change.
+A run times the parts of the model again: its layers at numbers of tokens that are bound by reading memory and at others
+that are bound by computing, decoding attention, and the head. Its prediction is scaled by the change.
 
 The layers themselves are timed, since no other read has their cache behaviour: on one machine, the time of a pass over
 memory varied by a third while the layers' times stayed the same.
@@ -76,10 +76,14 @@ class _Present:
             if self._model.device.type == "cpu":
                 attention, context = tables.decoder.decode_attention, float(iteration.context)
                 ratios["attention"] = self._ratio(
-                    iteration.decoding, lambda batch: attention.at(batch, context), _READS
+                    iteration.decoding,
+                    lambda batch: attention.at(batch, context),
+                    [_measured(attention, batch) for batch in _READS],
                 )
-        if self._model.head:
-            ratios["head"] = self._ratio(iteration.head, tables.head.at, _READS)
+        if self._model.head or self._model.shard.of > 1:
+            rows = [_measured(tables.head, rows) for rows in _READS]
+            head = self._ratio(iteration.head, tables.head.at, rows)
+            ratios |= {"head": head} if self._model.head else {}
         return ratios
 
     def _ratio(self, part: Callable[[int], Part], expected: Callable[[float], float], tokens: Sequence[float]) -> float:
@@ -107,7 +111,9 @@ def _measured(table: Table, tokens: int) -> float:
     """Return `tokens`, the number to which they are padded, or the largest: extrapolated noise may reach 0 seconds."""
     points = table.points[0]
     above = next((point for point in points if point >= tokens), points[-1])
-    return above if above < tokens or table.at(above) == table.at(float(tokens)) else float(tokens)
+    if above < tokens or (len(table.points) == 1 and table.at(above) == table.at(float(tokens))):
+        return above
+    return float(tokens)
 
 
 def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:

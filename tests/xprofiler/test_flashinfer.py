@@ -21,13 +21,16 @@ def test_one_plan_is_for_all_parts_of_the_pool(monkeypatch, batch, new, past):
     monkeypatch.setattr(attention_probe, "COLD_BYTES", 2**18)
     with flashinfer_stand_in.in_its_place() as calls:
         probe = AttentionProbe(MODEL, 3, 40, attention="flashinfer")
+        probe._keys.normal_(), probe._values.normal_()
         seen, real = [], attention_probe.attention
         monkeypatch.setattr(
             attention_probe, "attention", lambda *args, work: seen.append(args) or real(*args, work=work)
         )
         call = probe.call(batch, new, past)
         blocks = batch * -(-(past + new) // 16)
-        for first in itertools.islice(itertools.cycle(range(0, probe._blocks // blocks * blocks, blocks)), 5):
+        for first in itertools.islice(
+            itertools.cycle(range(0, min(MODEL.layers, probe._blocks // blocks) * blocks, blocks)), 5
+        ):
             got = call()
             q, _, _, table, offsets, contexts, _ = seen[-1]
             expected = attention_reference(q, probe._keys, probe._values, table + first, offsets, contexts)

@@ -1,15 +1,13 @@
 """On a CPU, a timed part takes its turn in an iteration whose other parts aren't timed."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from xprofiler import iteration as iteration_module
-from xprofiler import passes
+from xprofiler import passes, timing
 from xprofiler.iteration import Iteration
-from xprofiler.timing import Untimed, timed
 from xrunner.models import load_model
 from xrunner.models.create import create_model
 
@@ -81,8 +79,8 @@ def test_the_other_parts_are_those_of_few_sequences(model, order):
 
 
 def test_on_a_gpu_each_part_is_alone(model, order, monkeypatch):
-    there = SimpleNamespace(**{name: getattr(model, name) for name in ("spec", "layers", "head")}, device=None)
-    there.device = SimpleNamespace(type="cuda")
+    kept = {name: getattr(model, name) for name in ("spec", "layers", "head")}
+    there = SimpleNamespace(**kept, device=SimpleNamespace(type="cuda"))
     monkeypatch.setattr(iteration_module, "AttentionProbe", None)
     monkeypatch.setattr(iteration_module, "layer_calls", lambda *at: [lambda: order.append("layer")] * LAYERS)
     iteration = Iteration(there)
@@ -92,16 +90,22 @@ def test_on_a_gpu_each_part_is_alone(model, order, monkeypatch):
     assert order == ["layer"] * LAYERS + [("head", 5), "timed"]
 
 
-def test_what_is_untimed_does_not_count():
-    pause = Untimed(lambda: time.sleep(0.05))
+def test_what_is_untimed_does_not_count(monkeypatch):
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(timing, "time", clock)
+
+    def takes(seconds):
+        clock.now += seconds
+
+    pause = timing.Untimed(lambda: takes(5.0))
 
     def call():
-        time.sleep(0.01)
+        takes(1.0)
         pause()
+        takes(2.0)
 
-    timing = timed(call, budget_s=0.0, least=2, untimed=pause)
-    assert 0.01 <= timing.seconds < 0.04
-    assert pause.seconds >= 3 * 0.05  # the warm-up, too
+    assert timing.timed(call, budget_s=0.0, least=2, untimed=pause).seconds == 3.0
+    assert pause.seconds == 3 * 5.0  # the warm-up, too
 
 
 def test_decoding_tokens_have_blocks_of_their_own(model):

@@ -62,6 +62,12 @@ def test_padded_iterations_take_as_long_as_the_next_measured_number_of_tokens():
     assert grid.tokens == (*SIZES, 2052, 4100) and grid.padded == 2048
 
 
+def test_contexts_end_in_the_middle_of_a_block(directory):
+    spec = replace(ModelSpec.from_directory(directory), context=2048)
+    assert points.grids(points.FULL, spec)["decode_attention"].points[1][:6] == (1, 8, 24, 40, 72, 136)
+    assert points.grids(points.FULL, spec)["decode_attention"].points[1][-1] == spec.longest_request
+
+
 def test_an_interrupted_measurement_goes_on_where_it_stopped(directory, tmp_path, monkeypatch):
     def interrupt(table, done, total):
         if done == total // 2:

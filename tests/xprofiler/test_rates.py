@@ -14,7 +14,7 @@ from xprofiler import rates
 from xprofiler.measure import padded
 from xprofiler.timing import Timing
 from xrunner.comm.ranks import Ranks
-from xrunner.models import load_model
+from xrunner.models import Shard, load_model
 from xrunner.models.create import create_model
 
 SPEC = ModelSpec("m", "llama", 2, 64, 4, 2, 16, 128, True, 300, 128)
@@ -59,17 +59,21 @@ def test_few_rows_follow_the_memory_and_many_the_products():
     assert scaled.provenance["scaled"].endswith(PROFILE.fingerprint)
 
 
+def at(table, tokens):
+    return [rates._measured(table, number) for number in tokens]
+
+
 def test_each_part_is_timed_beside_its_table(tmp_path, monkeypatch):
     """Reading takes 3 times as long as in the profile, computing 4, attention 2 and the head 5 times."""
     create_model(tmp_path / "m", "llama", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, vocab=300, context=48)
     model = load_model(tmp_path / "m")
     profile = a_profile(model.spec)
     degree = profile.degree(1)
-    layer, few = degree.decoder, rates._READS
-    passes = [2 * 3.0 * layer.rest.at(float(n)) for n in few]
-    passes += [2 * 4.0 * layer.rest.at(float(n)) for n in rates._COMPUTES]
-    passes += [2.0 * layer.decode_attention.at(float(n), 48.0) for n in few]
-    passes += [5.0 * degree.head.at(float(n)) for n in few]
+    layer = degree.decoder
+    passes = [2 * 3.0 * layer.rest.at(n) for n in at(layer.rest, rates._READS)]
+    passes += [2 * 4.0 * layer.rest.at(n) for n in at(layer.rest, rates._COMPUTES)]
+    passes += [2.0 * layer.decode_attention.at(n, 48.0) for n in at(layer.decode_attention, rates._READS)]
+    passes += [5.0 * degree.head.at(n) for n in at(degree.head, rates._READS)]
     seconds = iter(passes)
     warmed_up = []
 
@@ -85,6 +89,24 @@ def test_each_part_is_timed_beside_its_table(tmp_path, monkeypatch):
     assert warmed_up == [rates._WARM_UPS] + [1] * (len(passes) - 1)
 
 
+def test_all_ranks_of_a_group_sum_as_often(tmp_path):
+    """Only one of them has the head, and the layers before it sum over all."""
+    create_model(tmp_path / "m", "llama", layers=2, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=300, context=48)
+    sums = []
+    for rank, head in ((0, True), (1, False)):
+        sums.append(0)
+
+        def all_reduce(partial):
+            sums[-1] += 1
+            return partial
+
+        model = load_model(tmp_path / "m", shard=Shard(rank, 2, all_reduce), head=head)
+        profile = a_profile(model.spec)
+        profile = replace(profile, degrees=(*profile.degrees, replace(profile.degree(1), tp=2)))
+        rates._Present(profile, model).ratios()
+    assert sums[0] == sums[1] > 0
+
+
 def test_a_padded_pass_is_timed_at_the_rows_that_it_computes():
     rest = Table(("tokens",), ((16.0, 64.0, 256.0),), (1.0, 2.0, 5.0), (0.0, 0.0, 0.0))
     assert [rates._measured(table, 200) for table in (rest, padded(rest, 256), padded(rest, 64))] == [200, 256, 200]
@@ -95,7 +117,7 @@ def test_this_machine_is_measured(tmp_path):
     create_model(tmp_path / "m", "t5", layers=2, hidden=32, heads=2, ffn=64, vocab=300, context=48)
     model = load_model(tmp_path / "m")
     slowdown = rates.measured_slowdown(a_profile(model.spec), model, Ranks())
-    assert slowdown.compute > 0 and slowdown.read > 0
+    assert min(slowdown.factors) > 0
 
 
 def test_a_small_grid_is_not_followed_beyond_its_end():

@@ -11,12 +11,9 @@ class Slowdown:
     read: float = 1.0
     """Slowdown of reading weights, one of a layer's matrices after the other."""
     stream: float = 1.0
-    """Slowdown of a large read, as by the head.
-
-    With another busy process, threads then wait for each other once.
-    """
+    """Slowdown of the head, a large read."""
     attention: float = 1.0
-    """Slowdown of decoding attention, which reads keys and values."""
+    """Slowdown of decoding attention, which reads keys and values; on a GPU, that of the head."""
 
     @property
     def factors(self) -> tuple[float, ...]:

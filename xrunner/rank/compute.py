@@ -54,7 +54,7 @@ class Compute:
         self._last = torch.empty(0)
         """The tokens sampled last, on the device: int64 [tokens], followed by log-probabilities if asked for."""
         self.model_s = 0.0
-        """Seconds in which the host was in the model's layers and its sampling; not in graphs."""
+        """Seconds of the host in `forward` and `next_tokens`, for the profiler; graphs don't count."""
         self.graphs = None
         if gpu and graphs:
             self.graphs = IterationGraphs(model, cache, gpu, samples, takes_states, self.planning)

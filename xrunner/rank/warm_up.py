@@ -21,6 +21,7 @@ from xcore.policies.from_schedule import most_prompts
 from xcore.specs.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, Planning, computed_rows
+from xrunner.models.device import free_memory
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.iteration_graphs import IterationGraphs
 
@@ -112,8 +113,8 @@ def warm_up(
     On the CPU it compiles the attention kernels and maps the blocks and the activations that the run may use. It also
     runs oneDNN's matrix products with the numbers of rows of iterations, since oneDNN compiles each of them; products
     in tiles need none of it. On a GPU it compiles every variant of the kernels that the run may need and captures the
-    graphs. If a run is `running` already, products are left out: a warm-up of one number of rows takes longer than it
-    saves. `planning` is this rank's planning, if FlashInfer computes attention.
+    graphs. If a run is `running` already, products and activations are left out: a warm-up of one number of rows takes
+    longer than it saves. `planning` is this rank's planning, if FlashInfer computes attention.
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations
@@ -123,7 +124,8 @@ def warm_up(
             _run_once(model, cache, 1, new, 1)
         if not running and not can_tile(torch_dtype(model.dtype)):
             _warm_up_rows(model, cache, extent)
-        _touch_activations(model, extent.tokens)
+        if not running:
+            _touch_activations(model, extent.tokens)
     else:
         for sequences, new, width in _variants(extent):
             _run_once(model, cache, sequences, new, width, planning)
@@ -289,9 +291,10 @@ def _touch_activations(model: Model, rows: int) -> None:
 
     Without it, a run's first prefill of 19,000 tokens took a third longer than the same prefill again.
     """
-    spec, width = model.spec, torch_dtype(model.dtype).itemsize
+    spec, width = model.share, torch_dtype(model.dtype).itemsize
     each = 4 * spec.hidden + (spec.heads + 2 * spec.kv_heads) * spec.head_size
-    torch.empty(min(rows * each * width, _TOUCHED_BYTES), dtype=torch.uint8).zero_()
+    most = min(_TOUCHED_BYTES, free_memory(model.device) // 8)  # ranks of a node share its memory
+    torch.empty(min(rows * each * width, most), dtype=torch.uint8).zero_()
 
 
 def _states(model: Model, rows: int) -> torch.Tensor:
