@@ -63,7 +63,8 @@ def cross_projection_pass(model: Model, tokens: int) -> Callable[[], object]:
     cache, slots = _scattered(model, tokens)
 
     def run() -> None:
-        for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
+        caches = itertools.cycle(zip(cache.keys, cache.values, strict=True))
+        for layer, (keys, values) in zip(model.layers, caches, strict=False):
             kv_write(*layer.cross_keys_values(encoded), keys, values, slots)
 
     return run

@@ -113,3 +113,21 @@ def test_decoding_tokens_have_blocks_of_their_own(model):
     assert sorted((slots // 16).tolist()) == list(range(40))
     cache, slots = passes._scattered(model, 300)
     assert len(cache.values[0]) == 19 and len(set(slots.tolist())) == 300
+
+
+@torch.inference_mode()
+def test_an_encoder_decoder_of_many_layers_has_every_part(tmp_path):
+    """More layers than have a cache of their own here."""
+    create_model(tmp_path / "t5", "t5", layers=5, hidden=32, heads=2, ffn=64, vocab=300, context=48)
+    model = load_model(tmp_path / "t5")
+    iteration, seconds = Iteration(model), []
+    for part in (
+        iteration.layers(20),
+        iteration.layers(20, encoder=True),
+        iteration.end(passes.cross_projection_pass(model, 20), 20),
+        iteration.end(passes.embedding_pass(model, 20), 20),
+        iteration.head(4),
+        iteration.decoding(4),
+    ):
+        seconds.append(timing.timed(part.call, budget_s=0.0, before=part.before, untimed=part.untimed).seconds)
+    assert min(seconds) > 0
