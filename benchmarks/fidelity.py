@@ -288,7 +288,7 @@ def _errors(errors: tuple[float, ...]) -> str:
 
 
 def _speeds(slowdowns: tuple[tuple[float, ...], ...]) -> str:
-    """Of computing, reading weights, the head and attention in each run, beside the profile's."""
+    """Return the speeds of computing, reading weights, the head and attention in each run, over the profile's."""
     return " ".join("/".join(f"{1 / factor:.2f}" for factor in factors) for factors in slowdowns)
 
 

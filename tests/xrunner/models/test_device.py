@@ -119,7 +119,7 @@ def faults(number, mib):
 
 
 def page_faults(program, path):
-    """What a program prints in a process of its own that has loaded a model."""
+    """Return the numbers that a program prints in a new process, after it has loaded a model."""
     done = subprocess.run([sys.executable, "-c", LOADED + program, path], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return [int(number) for number in done.stdout.split()]
