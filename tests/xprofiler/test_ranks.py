@@ -89,7 +89,7 @@ def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, mod
             assert min(table.values) > 0 and len(table.spread) == len(table.values)
     assert (
         measured.send_between_nodes == measured.send
-        and "send between ranks 0 and 1, taken for the other kind too" in measured.provenance["links"]
+        and "send between ranks 0 and 1, used for the other kind too" in measured.provenance["links"]
     )
     assert float(measured.provenance["host_copy_bytes_s"]) == pytest.approx(2**26, rel=1e-3)
 
