@@ -16,7 +16,7 @@ from xscheduler.fluid_rate import fluid_rate
 from xscheduler.goodput import BEYOND
 from xscheduler.open_searches import problem_at, thread_count
 from xscheduler.replica_layout import DevicesNeeded, RateQuestion, ReplicaLayout, least
-from xscheduler.replicas_needed import needed_by, searches_of
+from xscheduler.replicas_needed import needed_drafting, searches_of
 from xscheduler.tune import tune, uncollected
 
 ABOVE = 1.06
@@ -54,8 +54,31 @@ def options_of(layouts: Sequence[ReplicaLayout], asked: RateQuestion) -> list[Op
     spaces. These, and pipelines, whose bubbles a fluid rate ignores, get a steady state too before they are measured.
     """
     mixed = all(TRAITS[policy].mixed for policy in asked.search.policies)
-    rates = [(layout, ABOVE * _fluid_rate(layout, asked) if mixed else _ceiling(layout, asked)) for layout in layouts]
-    return [Option(layout, rate, mixed and layout.pp == 1) for layout, rate in rates if rate > 0]
+
+    def most(layout: ReplicaLayout) -> float:
+        return ABOVE * _fluid_rate(layout, asked) if mixed else _ceiling(layout, asked)
+
+    options: list[Option] = []
+    for place in layouts:
+        like = options[-1].layout if options else place  # its number of draft tokens is near the best one
+        layout, rate = _with_drafts(place, asked, most, like.drafted)
+        if rate > 0:
+            options.append(Option(layout, rate, mixed and layout.pp == 1))
+    return options
+
+
+def _with_drafts(
+    layout: ReplicaLayout, asked: RateQuestion, rate: Callable[[ReplicaLayout], float], usual: int
+) -> tuple[ReplicaLayout, float]:
+    """Return the layout with the number of draft tokens at which `rate` is highest, and that rate.
+
+    The search climbs from the number next to `usual`.
+    """
+    drafts = asked.drafts
+    if drafts is None:
+        return layout, rate(layout)
+    best, highest = drafts.best(lambda drafted, _: rate(layout.drafting(drafts.at(drafted))), usual)
+    return layout.drafting(drafts.at(best)), highest
 
 
 def _ceiling(layout: ReplicaLayout, asked: RateQuestion) -> float:
@@ -121,13 +144,15 @@ def cheapest(
     def known_better(option: Option) -> Option | None:
         """Return an option with its steady state, or measured if it has one; None if it can't be an answer."""
         if not option.steady:
-            most = min(option.most, BEYOND * _steady_rate(option.layout, asked))
-            return replace(option, most=most, steady=True) if most > 0 else None
+            usual = option.layout.drafted
+            layout, rate = _with_drafts(option.layout, asked, lambda layout: _steady_rate(layout, asked), usual)
+            most = min(option.most, BEYOND * rate)
+            return replace(option, layout=layout, most=most, steady=True) if most > 0 else None
 
         def hopeless(replicas: int) -> bool:
             return len(measured) >= top and asked.order(option.layout, replicas) > sorted(measured)[top - 1]
 
-        needed = needed_by(option.layout, option.most, asked, hopeless)
+        needed = needed_drafting(option.layout, option.most, asked, hopeless)
         if isinstance(needed, int):  # it stays behind the best
             return replace(option, most=asked.rate_seq_s / needed)
         if needed:

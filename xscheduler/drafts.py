@@ -1,6 +1,7 @@
 """Drafts: the search for the best number of draft tokens, and the batches at which drafting pays."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -77,10 +78,38 @@ class Drafts:
         """Return the number of draft tokens if there is one; InputError for several."""
         if len(self.lengths) > 1:
             raise InputError(
-                "The number of draft tokens is searched only by tune without --devices: pass "
-                "--num-speculative-tokens, like 3."
+                "The number of draft tokens is searched only by tune: pass --num-speculative-tokens, like 3."
             )
         return self.lengths[0]
+
+    def best(self, rate: Callable[[int, float], float], usual: int = USUAL) -> tuple[int, float]:
+        """Return the number of draft tokens with the highest rate, and that rate, climbing from the one near `usual`.
+
+        `rate` takes a number of draft tokens, and the highest rate so far.
+        """
+        first = min(self.lengths, key=lambda drafted: abs(drafted - usual))
+        return climb(self.lengths, first, rate(first, 0.0), rate)
+
+
+def climb(
+    values: tuple[int, ...], first: int, reached: float, measure: Callable[[int, float], float]
+) -> tuple[int, float]:
+    """Return the value with the highest figure, and the figure, climbing from `first`, which has `reached`.
+
+    `measure` takes a value and the best figure so far. Upwards first; downwards only if that is no better. Where
+    `first` reaches nothing, its neighbours may not either: then all values are measured.
+    """
+    if reached <= 0:
+        figures = {first: reached} | {value: measure(value, reached) for value in values if value != first}
+        best = max(values, key=figures.__getitem__)
+        return best, figures[best]
+    start = place = values.index(first)
+    for step in (1, -1):
+        while 0 <= place + step < len(values) and (figure := measure(values[place + step], reached)) > reached:
+            place, reached = place + step, figure
+        if place != start:
+            break
+    return values[place], reached
 
 
 def _lengths(tokens: str | None, acceptance: Acceptance) -> tuple[int, ...]:
@@ -226,7 +255,8 @@ class _Decoding:
 
 def gain_texts(gain: DraftGain) -> list[str]:
     """Return sentences on the number of draft tokens, and on the batches at which drafting pays."""
-    drafted = f"{gain.drafted} draft tokens in each decode iteration" if gain.drafted else "no draft tokens"
+    tokens = "draft token" if gain.drafted == 1 else "draft tokens"
+    drafted = f"{gain.drafted} {tokens} in each decode iteration" if gain.drafted else "no draft tokens"
     texts = [f"{drafted}, {gain.tokens_per_step:.3g} tokens per iteration and sequence on average"]
     if gain.pays_below is None:
         texts.append(f"drafting makes decoding faster at every batch that memory holds, up to {gain.largest_batch:,}")

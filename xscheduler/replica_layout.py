@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.schedule import Schedule
+from xcore.specs.speculation import Speculation
 from xcore.specs.workload import Workload
 from xscheduler.allocation import most_stages
+from xscheduler.drafts import Drafts
 from xscheduler.goodput import RateBounds
 from xscheduler.rate_sample import Arrivals
 from xscheduler.setting_search import SearchOptions
@@ -44,6 +46,15 @@ class ReplicaLayout:
     def expert_parallel(self) -> bool:
         """Whether each device has whole experts."""
         return self.setting.model.expert_parallel(self.tp, self.setting.profile.dtype)
+
+    def drafting(self, speculation: Speculation | None) -> "ReplicaLayout":
+        """Return the layout whose decode iterations draft tokens."""
+        return replace(self, setting=replace(self.setting, speculation=speculation))
+
+    @property
+    def drafted(self) -> int:
+        """The number of draft tokens."""
+        return self.setting.speculation.drafted if self.setting.speculation else 0
 
     @property
     def name(self) -> str:
@@ -106,6 +117,8 @@ class RateQuestion:
     prefix_caching: bool = False
     prices: Mapping[str, float] | None = None
     """Price of a device-hour of each kind; None: the number of devices counts."""
+    drafts: Drafts | None = None
+    """The numbers of draft tokens to try; None: those of the layouts' settings."""
 
     def computed(self, layout: ReplicaLayout) -> Workload:
         """Return the workload of a layout's replicas, without the tokens that an unlimited prefix cache has."""

@@ -1,5 +1,6 @@
 """Measure how many replicas of a layout sustain a rate: search their control variables, then add replicas."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,8 @@ def needed_by(
         hopeless: Whether this many replicas, and any larger number, are too many to be an answer.
     """
     fewest = least(asked.rate_seq_s, most)
+    if hopeless(fewest):
+        return fewest
     useful = next((n for n in range(fewest, 2 * fewest + 8) if hopeless(n + 1)), None)
     if useful and not _promising(layout, useful, asked):
         return useful + 1
@@ -55,6 +58,30 @@ def needed_by(
     while replicas > fewest and (fewer := trials.sustaining(replicas - 1)):
         replicas, best = replicas - 1, fewer
     return DevicesNeeded(layout, replicas, *best, asked.price(layout, replicas))
+
+
+def needed_drafting(
+    layout: ReplicaLayout, most: float, asked: RateQuestion, hopeless: Callable[[int], bool]
+) -> DevicesNeeded | int | None:
+    """Return the fewest replicas of a layout that sustain the rate, over the numbers of draft tokens.
+
+    As `needed_by`. The search climbs from the layout's own number to those that need fewer replicas.
+    """
+    drafts = asked.drafts
+    if drafts is None:
+        return needed_by(layout, most, asked, hopeless)
+    known: dict[int, DevicesNeeded | int | None] = {}
+
+    def each(drafted: int, highest: float) -> float:
+        """Return the rate per replica needed, or at most that if it is hopeless; 0: no schedule keeps the bounds."""
+        useful = asked.rate_seq_s / highest - 0.5 if highest else math.inf  # fewer than the best number needs
+        drafting = layout.drafting(drafts.at(drafted))
+        needed = needed_by(drafting, most, asked, lambda replicas: replicas > useful or hopeless(replicas))
+        known[drafted] = needed
+        return asked.rate_seq_s / (needed if isinstance(needed, int) else needed.replicas) if needed else 0.0
+
+    best, _ = drafts.best(each, layout.drafted)
+    return known[best]
 
 
 @dataclass

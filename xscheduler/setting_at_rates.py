@@ -65,43 +65,22 @@ def tune_drafts(tune: TuneAt, options: SearchedAt, drafts: Drafts, steady: Sched
     `steady` is the best schedule if requests always wait, with whose number the search begins.
     """
     searches: list[Search] = []
+    whole: dict[int, list[Rated]] = {}
+    """The answers of searches without a floor."""
 
     def answers(drafted: int, floor: float = 0.0) -> list[Rated]:
         answer = tune({**options, "speculation": drafts.at(drafted)}, floor)
         searches.append(answer[0].tuned.search)
+        if not floor:
+            whole[drafted] = answer
         return answer
 
     usual = USUAL if steady is None else steady.speculation.drafted if steady.speculation else 0
-    first = min(drafts.lengths, key=lambda drafted: abs(drafted - usual))
-    best_answers = answers(first)
-    start = best_answers[0].highest_rate_seq_s
-    best, _ = climb(drafts.lengths, first, start, lambda drafted, floor: answers(drafted, floor)[0].highest_rate_seq_s)
-    if best != first:
-        best_answers = answers(best)
+    best, _ = drafts.best(lambda drafted, floor: answers(drafted, floor)[0].highest_rate_seq_s, usual)
+    best_answers = whole.get(best) or answers(best)
     sums = {name: sum(getattr(s, name) for s in searches) for name in ("evaluations", "space", "seconds", "replays")}
 
     def with_costs(rated: Rated) -> Rated:
         return replace(rated, tuned=replace(rated.tuned, search=replace(rated.tuned.search, **sums)))
 
     return [with_costs(rated) for rated in best_answers]
-
-
-def climb(
-    values: tuple[int, ...], first: int, reached: float, measure: Callable[[int, float], float]
-) -> tuple[int, float]:
-    """Return the value with the highest figure, and the figure, climbing from `first`, which has `reached`.
-
-    `measure` takes a value and the best figure so far. Upwards first; downwards only if that is no better. Where
-    `first` reaches nothing, its neighbours may not either: then all values are measured.
-    """
-    if reached <= 0:
-        figures = {first: reached} | {value: measure(value, reached) for value in values if value != first}
-        best = max(values, key=figures.__getitem__)
-        return best, figures[best]
-    start = place = values.index(first)
-    for step in (1, -1):
-        while 0 <= place + step < len(values) and (figure := measure(values[place + step], reached)) > reached:
-            place, reached = place + step, figure
-        if place != start:
-            break
-    return values[place], reached

@@ -21,12 +21,11 @@ from xcore.traces.labels import Labels
 from xcore.traces.trace import form_of, labels_of, read_labels, read_trace
 from xscheduler.agent_sample import AgentSample, AgentWork, drawn_for
 from xscheduler.agent_search import AgentsTuned, tune_agents
-from xscheduler.drafts import USUAL, DraftGain, draft_gain
+from xscheduler.drafts import DraftGain, draft_gain
 from xscheduler.export import Export
 from xscheduler.loop_meter import LoopMeter
 from xscheduler.most_agents import MostAgents, most_agents
 from xscheduler.search_problem import Limits
-from xscheduler.setting_at_rates import climb
 from xscheduler.setting_search import best_on
 
 
@@ -116,14 +115,13 @@ def _searched(
         return tune_agents(setting, sample, limits, problem.search, progress)
     answers: dict[int, AgentsTuned] = {}
 
-    def rate(drafted: int) -> float:
+    def rate(drafted: int, _: float) -> float:
         at = replace(setting, speculation=drafts.at(drafted))
         answers[drafted] = tune_agents(at, sample, limits, problem.search, progress)
         estimate = answers[drafted].tuned.estimate
         return estimate.throughput_seq_s if estimate else 0.0
 
-    first = min(drafts.lengths, key=lambda drafted: abs(drafted - USUAL))
-    best, _ = climb(drafts.lengths, first, rate(first), lambda drafted, _: rate(drafted))
+    best, _ = drafts.best(rate)
     costs = [answer.tuned.search for answer in answers.values()]
     sums = {name: sum(getattr(s, name) for s in costs) for name in ("evaluations", "space", "seconds", "replays")}
     tuned = answers[best].tuned

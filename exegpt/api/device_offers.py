@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exegpt.api.tune_settings import setting_on
-from exegpt.api.tuning import ClusterOffer, TuneProblem, arrival_rates, tune_rate
+from exegpt.api.tuning import ClusterOffer, TuneProblem, arrival_rates, drafting, tune_rate, written
 from xcore.console import output
 from xcore.quantity import figure_text
 from xcore.specs.price import device_price
@@ -48,6 +48,7 @@ def device_offers(problem: TuneProblem) -> DeviceOffers:
         arrivals_of(first, options.arrivals, options.seed),
         options.caches_prefixes,
         _prices(problem),
+        problem.drafts,
     )
     considered: list[Option] = []
     for setting in problem.settings:
@@ -106,4 +107,10 @@ def _tuned_on(problem: TuneProblem, needed: DevicesNeeded) -> ClusterOffer:
     asked = replace(options, devices=None, expert_parallel=bool(experts and experts.expert_parallel))
     setting = setting_on(asked, needed.cluster.name, None)
     search = replace(problem.search, fixed=problem.search.fixed | layout.fixed | {"replicas": needed.replicas})
-    return tune_rate(replace(problem, settings=(setting,), search=search))[0]
+    there = replace(problem, settings=(setting,), search=search)
+    if problem.drafts is None:
+        return tune_rate(there)[0]
+    speculation = needed.schedule.speculation
+    drafts = replace(problem.drafts, lengths=(speculation.drafted if speculation else 0,))
+    offer = tune_rate(replace(there, settings=(replace(setting, speculation=speculation),), drafts=drafts))[0]
+    return replace(offer, drafting=drafting(there, written(there, offer.rated.tuned)))

@@ -160,8 +160,6 @@ def read_problem(
         raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
     check_devices(options)
     drafts = drafts_of(options)
-    if drafts and options.devices:
-        _ = drafts.only  # report several numbers before the work
     left_out: dict[str, str] = {}
     if options.devices:
         settings, left_out = settings_of_kinds(options, workload, prices)
@@ -259,7 +257,7 @@ def _on_engine(problem: TuneProblem, tuned: "Tuned", bound_s: float | None) -> "
     return best_on(search_drafts(setting, bound_s, drafts, replace(problem.search, policies=policies)), engine)
 
 
-def _drafting(problem: TuneProblem, schedule: Schedule | None) -> DraftGain | None:
+def drafting(problem: TuneProblem, schedule: Schedule | None) -> DraftGain | None:
     """Return the gain of drafting on a schedule's stages; None without a schedule, or if nothing may be drafted."""
     if schedule is None or problem.drafts is None:
         return None
@@ -284,7 +282,7 @@ def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice
         setting = replace(setting, speculation=advised.schedule.speculation)
     texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
     price_hour = price_per_hour(problem.prices, setting.cluster) if problem.prices else None
-    return BoundedAnswer(bound_s, tuned, texts, export, price_hour, _drafting(problem, written(problem, tuned)))
+    return BoundedAnswer(bound_s, tuned, texts, export, price_hour, drafting(problem, written(problem, tuned)))
 
 
 def written(problem: TuneProblem, tuned: "Tuned") -> Schedule | None:
@@ -352,7 +350,7 @@ def _offer(
     rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
     export = _exported_at(problem, setting, on_engine, arrivals, bounds, rated.rate_seq_s)
     split = prefill_decode_offer(problem, setting, arrivals, bounds, rated.rate_seq_s)
-    return ClusterOffer(setting, rated, price, export, split, _drafting(problem, written(problem, rated.tuned)))
+    return ClusterOffer(setting, rated, price, export, split, drafting(problem, written(problem, rated.tuned)))
 
 
 def _exported_at(

@@ -9,11 +9,12 @@ from xcore.specs.bound import ALL_REQUESTS
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.deployment import Deployment
 from xscheduler.device_search import ABOVE, cheapest, options_of
+from xscheduler.drafts import Drafts
 from xscheduler.goodput import Meter, RateBounds
 from xscheduler.open_searches import searches_at
 from xscheduler.rate_sample import Arrivals
 from xscheduler.replica_layout import DevicesNeeded, RateQuestion, ReplicaLayout, larger_layouts, least, replica_layouts
-from xscheduler.replicas_needed import needed_by
+from xscheduler.replicas_needed import needed_by, needed_drafting
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
 from xscheduler.tune import tune
@@ -112,6 +113,19 @@ def test_other_policies_have_a_bound_that_their_search_does_not_exceed(settings,
     each = {o.layout: o.most for o in options}[best.layout]
     assert best.schedule.policy == "rra" and best.goodput_seq_s <= each * best.replicas
     assert best.replicas >= least(20.0, each)
+
+
+@pytest.mark.parametrize("acceptance", ["0.9,0.5,0.1", pytest.param("0.8", marks=pytest.mark.slow)])
+def test_the_number_of_draft_tokens_is_the_one_that_needs_the_fewest_replicas(settings, asked, acceptance):
+    drafts = Drafts.of(acceptance, None, None, None)
+    drafting = replace(asked, drafts=drafts, rate_seq_s=25.0)
+    (option,) = options_of(replica_layouts(settings[0], {"tp_degree": 1})[:1], drafting)
+    needed = needed_drafting(option.layout, option.most, drafting, lambda replicas: False)
+    each = {n: needed_by(option.layout.drafting(drafts.at(n)), option.most, drafting) for n in drafts.lengths}
+    assert needed.replicas == min(one.replicas for one in each.values()) < each[0].replicas
+    assert needed.schedule.speculation.drafted == needed.layout.drafted > 0
+    (best,), _ = cheapest([option], drafting, 1)
+    assert best.replicas == needed.replicas
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xcore.specs.bound import ALL_REQUESTS
-from xscheduler.drafts import Drafts
+from xscheduler.drafts import Drafts, climb
 from xscheduler.goodput import RateBounds
 from xscheduler.rate_sample import Arrivals
-from xscheduler.setting_at_rates import climb, search_at_rates
+from xscheduler.setting_at_rates import search_at_rates
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
 

@@ -52,6 +52,13 @@ def test_without_prices_the_fewest_devices_are_the_answer(exegpt, arriving):
     assert answer["price_per_million_output_tokens"] is None
 
 
+def test_the_number_of_draft_tokens_is_searched(exegpt, arriving):
+    command = (*ASKED, *arriving, "--devices", "A40", "--draft-acceptance", "0.9,0.2,0.1")
+    answer = exegpt(*command, "--json").json
+    assert answer["speculation"]["draft_tokens"] == len(answer["schedule"]["speculation"]["acceptance"]) == 1
+    assert {gain["drafted"] for gain in answer["speculation"]["by_batch"]} <= {0, 1, 2, 3}
+
+
 def test_a_load_curve_gives_the_replicas_of_each_hour(exegpt, arriving, prices, tmp_path):
     (tmp_path / "day.csv").write_text("hour,rate\n0,20\n8,200\n20,0\n24,0\n")
     lengths = arriving[: arriving.index("--rate")]

@@ -41,8 +41,8 @@ def test_the_exported_command_is_simulated_as_predicted(exegpt):
 
 def test_what_cannot_be_asked_is_refused(exegpt, tmp_path):
     check_refused(exegpt(*TUNE, "--num-speculative-tokens", 3), "needs the acceptance of draft tokens")
-    of_kinds = ("tune", "-m", "llama-3.1-8b", "-w", "512/256", "-l", "5s", "--rate", "5/s", "--devices", "H100-SXM")
-    check_refused(exegpt(*of_kinds, "--draft-acceptance", 0.7), "searched only by tune without --devices")
+    typed = ("simulate", "-m", "llama-3.1-8b", "-c", "1xH100-SXM", "-w", "512/256", "--policy", "static")
+    check_refused(exegpt(*typed, "--encode-batch", 8, "--draft-acceptance", 0.7), "searched only by tune")
     check_refused(exegpt(*TUNE, "--draft-acceptance", "missing.yaml"), "no acceptance file")
     far = tmp_path / "far.yaml"
     far.write_text("m: {12: 4.0, 16: 4.5}")
