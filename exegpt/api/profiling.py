@@ -8,6 +8,7 @@ from exegpt.options.profile import ProfileOptions
 from xcore import document
 from xcore.console import output
 from xcore.files import check_output
+from xcore.frozen_heap import imports
 from xcore.specs.profile import Profile
 from xrunner.threads import set_threads
 from xscheduler.settings import find_model, run_dtype, run_kv_dtype
@@ -23,11 +24,12 @@ def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
     """
     first = ranks.rank == 0
     ranks.agree(lambda: _facts(options, first, ranks.threads(options.threads)))
-    from xprofiler.job import ProfilingJob, keep
-    from xprofiler.measure import measure_job
-    from xprofiler.measured_cluster import found_cluster, write_cluster
-    from xprofiler.points import FULL
-    from xrunner.models.device import find_device  # imported late: takes seconds
+    with imports():  # late: they take seconds
+        from xprofiler.job import ProfilingJob, keep
+        from xprofiler.measure import measure_job
+        from xprofiler.measured_cluster import found_cluster, write_cluster
+        from xprofiler.points import FULL
+        from xrunner.models.device import find_device
 
     set_threads(ranks.threads(options.threads))
     kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]

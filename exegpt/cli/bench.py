@@ -6,6 +6,7 @@ from typer.core import TyperGroup
 
 from exegpt.options.bench import BenchOptions
 from exegpt.options.option_record import command
+from xcore.frozen_heap import imports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,8 @@ def bench(options: BenchOptions) -> None:
 
     Example: mpirun -n 2 exegpt bench --schedule two-ranks.json --model my-model --profile ranks.json --policy waa-c
     """
-    from exegpt.api.bench import bench as compare
+    with imports():
+        from exegpt.api.bench import bench as compare
     from exegpt.api.reports import write_run_report
     from xcore.console import output
     from xcore.quantity import counted

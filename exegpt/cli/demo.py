@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from exegpt.cli import INFEASIBLE
 from exegpt.options.demo import DemoOptions
 from exegpt.options.option_record import command
+from xcore.frozen_heap import imports
 
 if TYPE_CHECKING:
     from exegpt.api.demo import Demo
@@ -17,7 +18,8 @@ def demo(options: DemoOptions) -> int:
 
     Example: exegpt demo
     """
-    from exegpt.api import demo as app
+    with imports():
+        from exegpt.api import demo as app
     from exegpt.cli.answer import answer_document
     from xcore.console import output
     from xrunner.threads import set_threads

@@ -6,6 +6,7 @@ from pathlib import Path
 from exegpt.options.option_record import command, option, required
 from exegpt.options.served import EngineOptions, ServedOptions
 from xcore.errors import InputError
+from xcore.frozen_heap import imports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +23,10 @@ class EngineCommandOptions(ServedOptions):
 @command
 def engine(options: EngineCommandOptions) -> None:
     """Run the requests that arrive over a socket."""
-    from exegpt.api import serving_engine
-    from xmulti.serving import serving_unit
-    from xrunner.comm.ranks import job
+    with imports():
+        from exegpt.api import serving_engine
+        from xmulti.serving import serving_unit
+        from xrunner.comm.ranks import job
 
     if options.plan is not None:
         unit = serving_unit.UnitProcessOptions(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from exegpt.options.option_record import argument, command, option, required
 from exegpt.options.shared_options import SEED, JsonOption
+from xcore.frozen_heap import imports
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """From transformers' names to exegpt's."""
@@ -37,8 +38,10 @@ def create(options: CreateOptions) -> None:
     from xcore.choices import check_choice
     from xcore.console import output
     from xcore.document import to_dict
-    from xrunner.models.create import create_model
-    from xrunner.models.families import FAMILIES
+
+    with imports():
+        from xrunner.models.create import create_model
+        from xrunner.models.families import FAMILIES
 
     check_choice(options.dtype, tuple(DTYPES), "--dtype")
     spec = create_model(
@@ -75,8 +78,9 @@ def quantize(options: QuantizeOptions) -> None:
     Example: exegpt model quantize my-model --bits 4 --out my-model-int4
     """
     from xcore.console import output
-    from xrunner.models.quantize import quantize_model
 
+    with imports():
+        from xrunner.models.quantize import quantize_model
     with output.progress("quantising") as progress:
         how = options.bits, options.group_size, options.head
         written = quantize_model(options.directory, options.out, *how, progress)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from exegpt.options.option_record import command, option_name
 from exegpt.options.run import RunOptions
 from xcore.errors import Infeasible, InputError
+from xcore.frozen_heap import imports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +33,9 @@ def run(options: RunOptions) -> None:
         from exegpt.cli.run_plan import run_plan
 
         return run_plan(options, options.plan)
-    from exegpt.api import offline_run
-    from xrunner.comm.ranks import job
+    with imports():
+        from exegpt.api import offline_run
+        from xrunner.comm.ranks import job
 
     with job() as ranks:
         ranks.attempt(lambda: _check(options))

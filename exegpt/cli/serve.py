@@ -15,6 +15,7 @@ from exegpt.options.values import directories, only_model
 from xcore.console import output
 from xcore.console.output import LOG_FORMAT
 from xcore.errors import InputError
+from xcore.frozen_heap import imports
 
 if TYPE_CHECKING:
     from xcore.specs.cluster_plan import Plan
@@ -148,8 +149,9 @@ class _Engines:
 
 def _serve(options: ServeOptions) -> int:
     """Run the frontend, and the engines under it unless a launcher has started one."""
-    from xcore.duration import parse_duration
-    from xserver.engines import supervisor
+    with imports():
+        from xcore.duration import parse_duration
+        from xserver.engines import supervisor
 
     engines = _planned(options, options.plan) if options.plan else _Engines((_unit(options),))
     return supervisor.run(
@@ -301,10 +303,11 @@ def _serve_as_rank(options: ServeOptions) -> int:
     import signal
     import sys
 
-    from exegpt.api import serving_engine
-    from exegpt.api.frontend_process import FrontendProcess
-    from exegpt.cli.engine import engine_options
-    from xrunner.comm.ranks import job, rank_started
+    with imports():
+        from exegpt.api import serving_engine
+        from exegpt.api.frontend_process import FrontendProcess
+        from exegpt.cli.engine import engine_options
+        from xrunner.comm.ranks import job, rank_started
 
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher sends it to all ranks: rank 0 drains for them
     frontend = FrontendProcess(sys.argv[1:]) if rank_started() == 0 else None

@@ -1,4 +1,7 @@
-"""A frozen heap: older objects are out of collections' reach inside the block, and back behind it."""
+"""A frozen heap: older objects are out of collections' reach inside the block, and back behind it.
+
+Imports come without collections, which go on behind them, without what was imported.
+"""
 
 import subprocess
 import sys
@@ -25,6 +28,31 @@ gc.collect()
 assert older() is None
 print("done")
 """
+
+
+IMPORTING = """
+import gc
+from xcore.frozen_heap import imports
+
+made = None
+for collects in (False, True):
+    made = (gc.enable if collects else gc.disable)()
+    frozen = gc.get_freeze_count()
+    with imports():
+        assert not gc.isenabled()
+        made = [[] for _ in range(5000)]
+    assert gc.isenabled() == collects and gc.get_freeze_count() >= frozen + 5000
+try:
+    with imports():
+        raise ImportError
+except ImportError:
+    assert gc.isenabled()
+print("done")
+"""
+
+
+def test_imports_come_without_collections_which_go_on_as_before():
+    assert subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True).stdout == "done\n"
 
 
 def test_older_garbage_is_collected_only_behind_the_block():
