@@ -17,6 +17,7 @@ settings.register_profile("exegpt", deadline=None)  # a busy machine is no failu
 settings.load_profile("exegpt")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("EXEGPT_WARM_UP_S", "0")  # dozens of engines start, whose speed doesn't matter
 if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers share what one of them has measured
     os.environ["EXEGPT_CACHE"] = tempfile.mkdtemp(prefix="exegpt-tests-")  # profiles of the user's are not read
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -127,9 +127,7 @@ def run_cells(directory: Path, order: Order = fcfs) -> None:
     from xcore import document
     from xrunner.comm.ranks import job
     from xrunner.core.engine import Engine
-    from xrunner.rank import warm_up
 
-    warm_up._SHAPES_S = 0.0  # speed doesn't matter here
     torch.set_num_threads(1)
     with job() as ranks:
         for name, case in json.loads((directory / "cells.json").read_text()).items():

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.exegpt.cli.conftest import short_warm_ups
 from tests.mpi import MPIRUN, launcher_environment
 from xrunner.models.create import create_model
 
 from .cells import SIZES
-
-__all__ = ["short_warm_ups"]
 
 ROOT = Path(__file__).parents[2]
 

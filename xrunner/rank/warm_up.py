@@ -1,6 +1,7 @@
 """Warm-up: compile kernels, map memory and capture graphs before the run's clock starts."""
 
 import itertools
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +26,9 @@ from xrunner.models.device import free_memory
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.iteration_graphs import IterationGraphs
 
-_SHAPES_S = 3.0
-"""Seconds at most for the first calls of the matrix products by number of rows."""
+_SHAPES_S = float(os.environ.get("EXEGPT_WARM_UP_S") or 3.0)
+"""Seconds at most for the first calls of the matrix products by number of rows; a test's engine, which runs a moment,
+spends none."""
 _MOST_ROWS = 1024
 _TOUCHED_BYTES = 2**30
 """Most bytes of activations that are mapped before a run; less than what `keep_memory` keeps."""

@@ -1,5 +1,5 @@
 """The tiny model, as the commands' tests make it."""
 
-from tests.exegpt.cli.conftest import short_warm_ups, tiny, tiny_profile
+from tests.exegpt.cli.conftest import tiny, tiny_profile
 
-__all__ = ["short_warm_ups", "tiny", "tiny_profile"]
+__all__ = ["tiny", "tiny_profile"]

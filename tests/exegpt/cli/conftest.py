@@ -39,14 +39,6 @@ def exegpt():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def short_warm_ups():
-    """No engine of this process runs its matrix products beforehand, for seconds: speed doesn't matter here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
 def short_frontiers():
     """Reports draw the frontier of four bounds and not of nine, each of which is a search under all policies."""
     from xscheduler.setting_search import frontier_bounds
