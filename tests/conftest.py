@@ -5,6 +5,8 @@ import os
 import shutil
 import tempfile
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -34,13 +36,38 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+SHARING = {
+    **dict.fromkeys(("test_client_libraries", "test_responses", "test_tools"), "tools"),
+    **dict.fromkeys(("test_body", "test_chat", "test_completions", "test_journal", "test_openapi"), "server"),
+    **dict.fromkeys(("test_faults", "test_logprobs", "test_openai_client", "test_prefix_caching"), "server"),
+    **dict.fromkeys(("test_bench_serve", "test_policies", "test_rescheduling"), "server"),
+}
+"""The servers that files of tests/xserver share (its conftest.py): each is started by one process alone."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal files to processes in their order, and those that share servers to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class SharedServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return SHARING.get(Path(path).stem, path) if path.startswith("tests/xserver") else path
+
+    config.option.loadscopereorder = False  # by their numbers of tests, which don't take the same time
+    return SharedServers(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves out as slow: long tests, and cases of others. Put what takes longest first.
 
-    Files are dealt to several processes in their order: at the end, short ones are left.
+    Files are dealt to several processes in their order: at the end, short ones are left. test_openapi.py ends a server
+    that test_rescheduling.py needs, too.
     """
-    items.sort(key=lambda item: not item.nodeid.startswith(("tests/xserver", "tests/xrunner")))
+    long = ("tests/xserver", "tests/xrunner")
+    items.sort(key=lambda item: (not item.nodeid.startswith(long), "test_openapi" in item.nodeid))
     seen: Counter[str] = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0].removeprefix("tests/")

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,5 +141,39 @@ def schedule(model, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model, schedule, tmp_path_factory) -> Iterator[Server]:
-    with serving(model, schedule, tmp_path_factory.mktemp("server")) as running:
+    """A server with a journal, which only requests with a key use."""
+    directory = tmp_path_factory.mktemp("server")
+    with serving(model, schedule, directory, "--journal", str(directory / "journal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def administered(model, schedule, tmp_path_factory) -> Iterator[Server]:
+    """A server whose administrator's token is `secret`."""
+    directory = tmp_path_factory.mktemp("administered")
+    (directory / "token").write_text("secret\n")
+    with serving(model, schedule, directory, "--admin-token-file", str(directory / "token"), "--pinned") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory) -> Iterator[Server]:
+    """A server of a model that calls a tool."""
+    from tests.xserver.scripted import schedule_file, scripted_model
+
+    directory = tmp_path_factory.mktemp("scripted")
+    model = scripted_model(directory / "scripted")
+    with serving(model, schedule_file(model, directory / "schedule.json"), directory) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def unscripted(tmp_path_factory) -> Iterator[Server]:
+    """A server of random weights with room for tools in its prompts."""
+    directory = tmp_path_factory.mktemp("random")
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": 300, "context": 8192}
+    create_model(directory / "tiny", "llama", **sizes, seed=0)
+    store_profile(directory / "tiny", 1)
+    document.write(directory / "schedule.json", replace(schedule_for(directory / "tiny"), kv_blocks=4096))
+    with serving(directory / "tiny", directory / "schedule.json", directory) as running:
         yield running

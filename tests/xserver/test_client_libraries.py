@@ -9,7 +9,6 @@ import asyncio
 import pytest
 
 from tests.xserver.scripted import TEXT
-from tests.xserver.test_tools import scripted, unscripted  # noqa: F401 - fixtures
 
 CITIES: list[str] = []
 
@@ -30,7 +29,7 @@ def no_cities(monkeypatch):
 
 @pytest.mark.parametrize("api", ["responses", "chat_completions"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_openai_agents(scripted, api, streamed):  # noqa: F811
+def test_openai_agents(scripted, api, streamed):
     agents = pytest.importorskip("agents")
     openai = pytest.importorskip("openai")
     client = openai.AsyncOpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0)
@@ -49,7 +48,7 @@ def test_openai_agents(scripted, api, streamed):  # noqa: F811
     assert asyncio.run(run()) == TEXT and CITIES == ["Rome"]
 
 
-def test_langchain(scripted):  # noqa: F811
+def test_langchain(scripted):
     chat_openai = pytest.importorskip("langchain_openai").ChatOpenAI
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_core.tools import tool
@@ -69,7 +68,7 @@ def test_langchain(scripted):  # noqa: F811
 
 
 @pytest.mark.parametrize("api", ["OpenAIChatModel", "OpenAIResponsesModel"])
-def test_pydantic_ai(scripted, api):  # noqa: F811
+def test_pydantic_ai(scripted, api):
     pydantic_ai = pytest.importorskip("pydantic_ai")
     from pydantic_ai.models import openai as models
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -80,7 +79,7 @@ def test_pydantic_ai(scripted, api):  # noqa: F811
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
-def test_instructor(unscripted, mode):  # noqa: F811
+def test_instructor(unscripted, mode):
     instructor = pytest.importorskip("instructor")
     openai = pytest.importorskip("openai")
     from typing import Literal
@@ -97,7 +96,7 @@ def test_instructor(unscripted, mode):  # noqa: F811
     assert answer.side in ("left", "right")
 
 
-def test_llama_index(scripted):  # noqa: F811
+def test_llama_index(scripted):
     like = pytest.importorskip("llama_index.llms.openai_like").OpenAILike
     from llama_index.core.agent.workflow import FunctionAgent
     from llama_index.core.tools import FunctionTool

@@ -65,11 +65,28 @@ def want(server):
     return [ask(server, prompt)[1]["choices"][0]["token_ids"] for prompt in prompts(12)]
 
 
+COUNTS_TASKS = """
+import asyncio, pathlib, signal
+
+def count(*_):
+    pathlib.Path({path!r}).write_text(str(len(asyncio.all_tasks())))
+
+signal.signal(signal.SIGUSR2, count)
+"""
+"""Runs at the start of a server: a signal makes it write how many tasks its event loop has."""
+
+
 @pytest.fixture(scope="module")
 def doomed(model, schedule, tmp_path_factory):
-    """A server that loses its engine, and is then ended."""
-    with serving(model, schedule, tmp_path_factory.mktemp("doomed")) as server:
-        yield server
+    """A server with a journal, whose tasks can be counted; it loses its engine, and is ended at last."""
+    directory = tmp_path_factory.mktemp("doomed")
+    (directory / "sitecustomize.py").write_text(COUNTS_TASKS.format(path=str(directory / "tasks")))
+    options = ["--pinned", "--stall-timeout", "5m", "--max-waiting", "2000"]
+    options += ["--journal", str(directory / "journal"), "--answer-ttl", "1s"]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(directory))
+        with serving(model, schedule, directory, *options) as server:
+            yield server
 
 
 def test_a_killed_engine_is_replaced_and_every_request_answered_once(doomed, want):
@@ -119,46 +136,13 @@ def test_a_stopped_engine_makes_the_server_unready_and_is_replaced(model, schedu
         assert states[0] == 200 and states[-1] == 503
 
 
-def test_sigterm_ends_the_server_when_all_is_answered(doomed, want):
-    refused = []
-
-    def end():
-        doomed.process.send_signal(signal.SIGTERM)
-        while (answer := ask(doomed, [1, 2]))[0] == 200:
-            pass  # the signal hasn't arrived
-        refused.append(answer)
-
-    check_all(under_load(doomed, end), want)
-    status, answer = refused[0]
-    assert status == 503 and answer["error"]["code"] == "draining"
-    assert doomed.process.wait(20) == 0
-
-
-COUNTS_TASKS = """
-import asyncio, pathlib, signal
-
-def count(*_):
-    pathlib.Path({path!r}).write_text(str(len(asyncio.all_tasks())))
-
-signal.signal(signal.SIGUSR2, count)
-"""
-"""Runs at the start of a server: a signal makes it write how many tasks its event loop has."""
-
-
 @pytest.fixture(scope="module")
-def watched(model, schedule, tmp_path_factory):
-    """A server with a journal, whose tasks can be counted; and what it holds when nobody asks."""
-    directory = tmp_path_factory.mktemp("watched")
-    (directory / "sitecustomize.py").write_text(COUNTS_TASKS.format(path=str(directory / "tasks")))
-    options = ["--pinned", "--stall-timeout", "5m", "--max-waiting", "2000"]
-    options += ["--journal", str(directory / "journal"), "--answer-ttl", "1s"]
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", str(directory))
-        with serving(model, schedule, directory, *options) as server:
-            fill(server)
-            with ThreadPoolExecutor(64) as pool:  # the frontend's threads have started
-                assert all(status == 200 for status, _ in pool.map(lambda _: ask(server, [1], max_tokens=1), range(64)))
-            yield server, directory
+def watched(doomed):
+    """Its server, with what it holds when nobody asks, and its directory."""
+    fill(doomed)
+    with ThreadPoolExecutor(64) as pool:  # the frontend's threads have started
+        assert all(status == 200 for status, _ in pool.map(lambda _: ask(doomed, [1], max_tokens=1), range(64)))
+    return doomed, doomed.log.parent
 
 
 def held(server, directory) -> dict[str, int]:
@@ -279,3 +263,19 @@ def test_readers_that_stop_are_taken_for_gone(model, schedule, tmp_path):
             assert time.monotonic() < until
             time.sleep(0.1)
         assert all(client.fileno() >= 0 for client in readers)  # none of them has closed its end
+
+
+def test_sigterm_ends_the_server_when_all_is_answered(doomed, want):
+    """Last in this file: the server ends."""
+    refused = []
+
+    def end():
+        doomed.process.send_signal(signal.SIGTERM)
+        while (answer := ask(doomed, [1, 2]))[0] == 200:
+            pass  # the signal hasn't arrived
+        refused.append(answer)
+
+    check_all(under_load(doomed, end), want)
+    status, answer = refused[0]
+    assert status == 503 and answer["error"]["code"] == "draining"
+    assert doomed.process.wait(20) == 0

@@ -21,15 +21,6 @@ def want(server):
     return [ask(server, prompt)[1]["choices"][0]["token_ids"] for prompt in prompts(12)]
 
 
-@pytest.fixture(scope="module")
-def administered(model, schedule, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("administered")
-    token = directory / "token"
-    token.write_text("secret\n")
-    with serving(model, schedule, directory, "--pinned", "--admin-token-file", str(token)) as server:
-        yield server
-
-
 def enforced(server):
     return json.loads(server.get("/schedule")[2])["schedule"]
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.xserver.scripted import ARGUMENTS, TEXT
-from tests.xserver.test_tools import WEATHER, scripted, unscripted  # noqa: F401 - fixtures
+from tests.xserver.test_tools import WEATHER
 from xserver.http.api_error import ApiError
 from xserver.http.responses_answer import ResponsesAnswer
 
@@ -33,7 +33,7 @@ def events(data: bytes):
     return found
 
 
-def test_a_call_and_then_its_answer(scripted):  # noqa: F811
+def test_a_call_and_then_its_answer(scripted):
     first = posted(scripted, tools=[TOOL], store=True, instructions="Be kind.")
     (call,) = first["output"]
     assert first["status"] == "completed" and first["store"] is False and first["object"] == "response"
@@ -47,7 +47,7 @@ def test_a_call_and_then_its_answer(scripted):  # noqa: F811
     assert usage["input_tokens_details"]["cached_tokens"] == 0
 
 
-def test_the_events_of_a_call_come_in_their_order(scripted):  # noqa: F811
+def test_the_events_of_a_call_come_in_their_order(scripted):
     found = events(scripted.post(PATH, {"input": "Rome?", "tools": [TOOL], "stream": True})[2])
     names = [event["type"].removeprefix("response.") for event in found]
     deltas = names.count("function_call_arguments.delta")
@@ -60,7 +60,7 @@ def test_the_events_of_a_call_come_in_their_order(scripted):  # noqa: F811
     assert json.loads(arguments) == ARGUMENTS and found[-1]["response"]["output"][0]["arguments"] == arguments
 
 
-def test_the_events_of_a_text_come_in_their_order(scripted):  # noqa: F811
+def test_the_events_of_a_text_come_in_their_order(scripted):
     told = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "sunny"}]}
     call = {"type": "function_call", "call_id": "a", "name": "get_weather", "arguments": "{}"}
     found = events(scripted.post(PATH, {"input": [call, told], "stream": True})[2])
@@ -72,7 +72,7 @@ def test_the_events_of_a_text_come_in_their_order(scripted):  # noqa: F811
     assert found[5]["text"] == TEXT and found[-1]["response"]["usage"]["output_tokens"] == 2
 
 
-def test_formats_and_limits(unscripted):  # noqa: F811
+def test_formats_and_limits(unscripted):
     answer = posted(unscripted, text={"format": SHAPE}, top_logprobs=1)
     content = answer["output"][0]["content"][0]
     assert json.loads(content["text"]) in ("left", "right") and content["logprobs"]
@@ -101,18 +101,18 @@ def test_formats_and_limits(unscripted):  # noqa: F811
         ({"text": {"format": SHAPE | {"schema": {"type": "foo"}}}}, "text.format", "Invalid type"),
     ],
 )
-def test_what_is_not_served_is_refused_with_the_reason(scripted, body, param, words):  # noqa: F811
+def test_what_is_not_served_is_refused_with_the_reason(scripted, body, param, words):
     status, _, data = scripted.post(PATH, {"input": "a"} | body)
     error = json.loads(data)["error"]
     assert (status, error["param"]) == (400, param) and words in error["message"]
 
 
-def test_responses_are_not_kept(scripted):  # noqa: F811
+def test_responses_are_not_kept(scripted):
     status, _, data = scripted.get(PATH + "/resp_1")
     assert status == 404 and "keeps no responses" in json.loads(data)["error"]["message"]
 
 
-def test_openai_client_reads_responses_and_streams(scripted):  # noqa: F811
+def test_openai_client_reads_responses_and_streams(scripted):
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0) as client:
         first = client.responses.create(model="scripted", input="Rome?", tools=[TOOL])
@@ -127,7 +127,7 @@ def test_openai_client_reads_responses_and_streams(scripted):  # noqa: F811
         assert {"response.created", "response.output_text.delta", "response.completed"} <= kinds
 
 
-def test_a_seed_repeats_a_response(unscripted):  # noqa: F811
+def test_a_seed_repeats_a_response(unscripted):
     texts = [posted(unscripted, max_output_tokens=8, seed=seed)["output"] for seed in (3, 3, 4)]
     contents = [output[0]["content"][0]["text"] for output in texts]
     assert contents[0] == contents[1] != contents[2]

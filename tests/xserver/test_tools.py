@@ -2,16 +2,12 @@
 
 import json
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.stored_profile import store_profile
-from tests.xserver.conftest import schedule_for, serving
 from tests.xserver.http.test_completions import events
-from tests.xserver.scripted import ARGUMENTS, TEXT, schedule_file, scripted_model
-from xcore import document
+from tests.xserver.scripted import ARGUMENTS, TEXT
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import Request
 from xcore.tokenizer import load_tokenizer
@@ -28,27 +24,6 @@ WEATHER = {
     },
 }
 ASK = [{"role": "user", "content": "How is the weather in Rome?"}]
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("scripted")
-    model = scripted_model(directory / "scripted")
-    with serving(model, schedule_file(model, directory / "schedule.json"), directory) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def unscripted(tmp_path_factory):
-    """A server of random weights with room for tools in its prompts."""
-    directory = tmp_path_factory.mktemp("random")
-    sizes = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": 300, "context": 8192}
-    create_model(directory / "tiny", "llama", **sizes, seed=0)
-    store_profile(directory / "tiny", 1)
-    schedule = replace(schedule_for(directory / "tiny"), kv_blocks=4096)
-    document.write(directory / "schedule.json", schedule)
-    with serving(directory / "tiny", directory / "schedule.json", directory) as server:
-        yield server
 
 
 def posted(server, **body):

@@ -25,11 +25,9 @@ from xserver.http.journal import Journal
 from xserver.telemetry.monitor import Arrival
 
 
-@pytest.fixture(scope="module")
-def kept(model, schedule, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("kept")
-    with serving(model, schedule, directory, "--journal", str(directory / "journal")) as server:
-        yield server, directory / "journal"
+@pytest.fixture
+def kept(server):
+    return server, server.log.parent / "journal"
 
 
 def asked(server, key, **options):
@@ -468,10 +466,8 @@ def test_admission_learns_from_each_answer_once(model, tmp_path, key, ends):
     assert learned == ([] if ends == "error" else ["0"])
 
 
-def test_a_killed_frontend_answers_after_its_restart(kept, model, schedule, tmp_path):
-    """Last in this file: the server ends."""
-    server, journal = kept
-    before, answers = set(journal.glob("*.json")), []
+def test_a_killed_frontend_answers_after_its_restart(model, schedule, tmp_path):
+    journal, answers = tmp_path / "journal", []
     body = {"max_tokens": 110, "ignore_eos": True, "return_token_ids": True}
 
     def ask_in_vain(number):
@@ -481,14 +477,15 @@ def test_a_killed_frontend_answers_after_its_restart(kept, model, schedule, tmp_
             answers.append(error)
 
     threads = [threading.Thread(target=ask_in_vain, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    while len(set(journal.glob("*.json")) - before) < 8:
-        time.sleep(0.001)
-    server.process.send_signal(signal.SIGKILL)
-    for thread in threads:
-        thread.join()
-    left = [json.loads(path.read_text()) for path in set(journal.glob("*.json")) - before]
+    with serving(model, schedule, tmp_path, "--journal", str(journal)) as server:
+        for thread in threads:
+            thread.start()
+        while len(list(journal.glob("*.json"))) < 8:
+            time.sleep(0.001)
+        server.process.send_signal(signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+    left = [json.loads(path.read_text()) for path in journal.glob("*.json")]
     assert answers and len(left) == 8 and any(entry["tokens"] is None for entry in left)
     with serving(model, schedule, tmp_path, "--journal", str(journal)) as server:
         for number in range(8):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.xserver.conftest import serving
 from tests.xserver.http.test_completions import events
 from xserver.http.responses import ChatChunk, TextCompletion
 
@@ -49,14 +48,6 @@ ADMINISTERED = ["POST /schedule", "POST /drain"]
 @pytest.fixture(scope="module")
 def document(server):
     return schemathesis.openapi.from_url(server.url + "/openapi.json")
-
-
-@pytest.fixture(scope="module")
-def administered(model, schedule, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("administered")
-    (directory / "token").write_text("secret\n")
-    with serving(model, schedule, directory, "--admin-token-file", str(directory / "token"), "--pinned") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +147,7 @@ def test_events_are_as_described(server):
 
 
 def test_the_schedule_and_a_drain_are_accepted_as_described(its_document, administered):
-    """Last in this file: the server ends."""
+    """Last of the tests with this server (conftest.py): it ends."""
     held = json.loads(administered.get("/schedule")[2])["schedule"]
     for path, body in (("/schedule", held), ("/drain", None)):
         made = its_document[path]["POST"]
