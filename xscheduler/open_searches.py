@@ -1,5 +1,7 @@
 """The searches of several policies for requests that arrive over time: their problems, spaces and replays."""
 
+from collections.abc import Sequence
+from functools import partial
 from multiprocessing import parent_process
 from typing import TypedDict
 
@@ -15,7 +17,7 @@ from xcore.usable_cpus import usable_cpus
 from xscheduler.goodput import Meter, RateBounds
 from xscheduler.open_search import OpenSearch
 from xscheduler.rate_sample import Arrivals
-from xscheduler.search_problem import Limits, SearchProblem
+from xscheduler.search_problem import Division, Limits, SearchProblem
 from xscheduler.spaces import POLICIES, spaces
 from xscheduler.tune import by_policy, check_asked
 from xsimulator.cost.cost_model import CostModel
@@ -38,6 +40,8 @@ class SearchedAt(TypedDict, total=False):
     """Whether prompts share prefixes as in the arrivals."""
     speculation: Speculation | None
     """Speculative decoding in decode iterations; None: no draft tokens."""
+    divisions: Sequence[Division]
+    """Other divisions of the experts, which are searched too."""
 
 
 def searches_at(
@@ -55,27 +59,27 @@ def searches_at(
     admission: tuple[Admission, ...] = ("reserve",),
     prefix_caching: bool = False,
     speculation: Speculation | None = None,
-) -> dict[str, OpenSearch]:
-    """Return each policy's search within the bounds; nothing is replayed yet. `SearchedAt` explains the options."""
+    divisions: Sequence[Division] = (),
+) -> dict[str, list[OpenSearch]]:
+    """Return each policy's searches within the bounds, one for each division of the experts; nothing is replayed yet.
+
+    `SearchedAt` explains the options.
+    """
     check_asked(policies, fixed or {}, admission)
     computed = arrivals.computed(workload) if prefix_caching else workload
     caching = workload if prefix_caching else None
 
-    def asked(on: Deployment) -> SearchProblem:
+    def asked(model: ModelSpec, on: Deployment) -> SearchProblem:
         rules = fixed, admission, speculation
         return problem_at(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, *rules)
 
-    problems = by_policy(policies, on, own, asked)
-    return {
-        policy: OpenSearch(
-            problem,
-            spaces(policy, problem),
-            Meter(problem.cost_model.profile, arrivals, bounds),
-            caching,
-            thread_count(),
-        )
-        for policy, problem in problems.items()
-    }
+    def searching(policy: str, problem: SearchProblem) -> OpenSearch:
+        meter = Meter(problem.cost_model.profile, arrivals, bounds)
+        return OpenSearch(problem, spaces(policy, problem), meter, caching, thread_count())
+
+    every = [Division(model, on, own), *divisions]
+    each = [by_policy(policies, of.on, of.own, partial(asked, of.model)) for of in every]
+    return {policy: [searching(policy, problems[policy]) for problems in each] for policy in policies}
 
 
 def problem_at(

@@ -11,6 +11,7 @@ from xcore.quantity import figure_text, percent_text
 from xcore.specs.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.deployment import Deployment
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Estimate
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
@@ -24,13 +25,18 @@ from xscheduler.search import Method, Search
 from xscheduler.search_problem import SearchProblem
 from xscheduler.spaces import POLICIES, spaces, twin
 from xscheduler.ties import preferred
-from xscheduler.tune import check_asked, lowest_latency_of, uncollected, why_infeasible
+from xscheduler.tune import check_asked, uncollected
 from xscheduler.tuned import Alternative, Tuned
+from xscheduler.why_infeasible import lowest_latency_of, why_infeasible
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+K = TypeVar("K")
 T = TypeVar("T")
+
+Key = tuple[str, int]
+"""A policy, and the place of a division of the experts."""
 
 FEW = 500
 """Fewer requests than this are too few for a 99th percentile."""
@@ -121,19 +127,34 @@ def tune_at_rates(
     """
     started = time.perf_counter()
     with uncollected():
-        searches = searches_at(model, on, workload, arrivals, bounds, **options)
+        divided = searches_at(model, on, workload, arrivals, bounds, **options)
+        searches = {(policy, i): search for policy, alike in divided.items() for i, search in enumerate(alike)}
         members = [space for search in searches.values() for space in search.members]
         _check_method(method, sum(space.size for space in members))
-        twins = _twins({policy: search.problem for policy, search in searches.items()})
-        searched = {policy: search for policy, search in searches.items() if policy not in twins}
+        twins = _twins({key: search.problem for key, search in searches.items()})
+        searched = {key: search for key, search in searches.items() if key not in twins}
         if method == "bnb":
             sustained = _raced(searched, progress, floor, profile=on.profile)
         else:
-            sustained = {policy: best for policy, search in searched.items() if (best := _exhausted(search))}
+            sustained = {key: best for key, search in searched.items() if (best := _exhausted(search))}
         sustained = _with_twins(sustained, twins, searches)
         lowest = lowest_latency_of(members, next(iter(searches.values())).problem.limits)
-    found = Searched(searches, sustained, on.profile, method, None if lowest == float("inf") else lowest)
+    lowest_s = None if lowest == float("inf") else lowest
+    found = Searched(*_best_divided(divided, sustained), tuple(searches.values()), on.profile, method, lowest_s)
     return [found.at(rate, started) for rate in rates]
+
+
+def _best_divided(
+    divided: dict[str, list[OpenSearch]], sustained: dict[Key, Sustained]
+) -> tuple[dict[str, OpenSearch], dict[str, Sustained]]:
+    """Return each policy's search of the division that sustains most, and its best schedule where it has one."""
+    rates = {key: best.goodput_seq_s for key, best in sustained.items()}
+    keys: dict[str, Key] = {
+        policy: max(((policy, place) for place in range(len(alike))), key=lambda key: rates.get(key, -1.0))
+        for policy, alike in divided.items()
+    }
+    searches = {policy: divided[policy][place] for policy, place in keys.values()}
+    return searches, {policy: sustained[key] for policy, key in keys.items() if key in sustained}
 
 
 @dataclass(frozen=True)
@@ -141,7 +162,10 @@ class Searched:
     """The best schedule of every policy within the bounds, at any rate."""
 
     searches: dict[str, OpenSearch]
+    """Of the best division of each policy."""
     sustained: dict[str, Sustained]
+    tried: tuple[OpenSearch, ...]
+    """The searches of all divisions."""
     profile: Profile
     """The profile of the engine that was asked for."""
     method: Method
@@ -168,7 +192,7 @@ class Searched:
             winner.schedule if winner else None,
             winner.estimate if winner else None,
             alternatives,
-            _cost(searches.values(), self.method, time.perf_counter() - started),
+            _cost(self.tried, self.method, time.perf_counter() - started),
             self.lowest_latency_s,
             self._assumptions(at_rate, winner),
         )
@@ -204,32 +228,31 @@ def sustained_by(
     problem = problem_at(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
     with uncollected():
         searches = {
-            policy: OpenSearch(
+            (policy, 0): OpenSearch(
                 problem, spaces(policy, problem), Meter(profile, arrivals, bounds), threads=thread_count()
             )
             for policy in policies
         }
-        twins = _twins(dict.fromkeys(policies, problem))
-        searched = {policy: search for policy, search in searches.items() if policy not in twins}
-        return _with_twins(_raced(searched, lambda done, total: None, floor), twins, policies)
+        twins = _twins(dict.fromkeys(searches, problem))
+        searched = {key: search for key, search in searches.items() if key not in twins}
+        raced = _with_twins(_raced(searched, lambda done, total: None, floor), twins, searches)
+    return {policy: best for (policy, _), best in raced.items()}
 
 
-def _twins(problems: dict[str, SearchProblem]) -> dict[str, str]:
+def _twins(problems: dict[Key, SearchProblem]) -> dict[Key, Key]:
     """Return the policies that need no separate search, each with the policy whose result they share."""
-    twins = {policy: twin(policy, problem) for policy, problem in problems.items()}
-    return {policy: other for policy, other in twins.items() if other and problems.get(other) is problems[policy]}
+    twins = {key: (other, key[1]) for key, problem in problems.items() if (other := twin(key[0], problem))}
+    return {key: other for key, other in twins.items() if problems.get(other) is problems[key]}
 
 
-def _with_twins(
-    sustained: dict[str, Sustained], twins: dict[str, str], policies: Iterable[str]
-) -> dict[str, Sustained]:
-    """Add the twins of policies that were searched; the result is in the order of `policies`."""
+def _with_twins(sustained: dict[Key, Sustained], twins: dict[Key, Key], keys: Iterable[Key]) -> dict[Key, Sustained]:
+    """Add the twins of policies that were searched; the result is in the order of `keys`."""
 
-    def of(policy: str) -> Sustained | None:
-        found = sustained.get(twins.get(policy, policy))
-        return found and replace(found, schedule=replace(found.schedule, policy=policy))
+    def of(key: Key) -> Sustained | None:
+        found = sustained.get(twins.get(key, key))
+        return found and replace(found, schedule=replace(found.schedule, policy=key[0]))
 
-    return {policy: found for policy in policies if (found := of(policy))}
+    return {key: found for key in keys if (found := of(key))}
 
 
 def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Search:
@@ -238,13 +261,13 @@ def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Sea
     return Search("racing" if method == "bnb" else method, points, size, seconds, replays)
 
 
-def _together(work: Callable[[str], T], policies: Iterable[str]) -> Iterator[T]:
-    """Yield the results of `work` for each policy, in their order, from several threads.
+def _together(work: Callable[[K], T], keys: Iterable[K]) -> Iterator[T]:
+    """Yield the results of `work` for each key, in their order, from several threads.
 
     Replays run without Python's lock.
     """
     with ThreadPoolExecutor(thread_count()) as threads:
-        yield from threads.map(work, policies)
+        yield from threads.map(work, keys)
 
 
 def _count(goodput: float, highest: float) -> int:
@@ -263,22 +286,17 @@ def _check_method(method: Method, size: int) -> None:
 
 
 def _raced(
-    searches: dict[str, OpenSearch],
+    searches: dict[Key, OpenSearch],
     progress: Callable[[int, int], None],
     floor: float = 0.0,
     profile: Profile | None = None,
-) -> dict[str, Sustained]:
-    """Return every policy's best schedule.
+) -> dict[Key, Sustained]:
+    """Return every policy's best schedule of each division.
 
     A policy that is far behind on its grid is not refined, and is left out if there is a floor. Policies on the engine
     of `profile` are compared only with one another, because the best schedule of that engine is an answer too.
     """
-    grids: dict[str, list[Lead]] = {}
-    for policy, leads in zip(
-        searches, _together(lambda name: searches[name].grid(CLOSE * floor), searches), strict=True
-    ):
-        grids[policy] = leads
-        progress(len(grids), 2 * len(searches))
+    grids = _grids(searches, progress, floor)
     ahead = [policy for policy, leads in grids.items() if leads]
     most = _highest(searches, {policy: grids[policy][0].goodput for policy in ahead}, profile, floor)
     closer = dict(
@@ -288,23 +306,48 @@ def _raced(
     goodputs = {policy: closer[policy][0].goodput for policy in ahead}
     most = _highest(searches, goodputs, profile, floor)
     measured = _together(lambda name: _best(closer[name], searches[name], _count(goodputs[name], most[name])), ahead)
-    sustained: dict[str, Sustained] = {}
+    sustained: dict[Key, Sustained] = {}
     for policy, best in zip(ahead, measured, strict=True):
         sustained[policy] = best
         progress(2 * len(searches) - len(ahead) + len(sustained), 2 * len(searches))
     return sustained
 
 
+def _grids(
+    searches: dict[Key, OpenSearch], progress: Callable[[int, int], None], floor: float
+) -> dict[Key, list[Lead]]:
+    """Return the best points on the grid of every policy and division, the best first.
+
+    The last divisions have the fewest layouts: their best points reject most of the others' points.
+    """
+    grids: dict[Key, list[Lead]] = {}
+    best: dict[str, float] = {}
+    """The highest rate of each policy so far."""
+
+    def grid(key: Key) -> list[Lead]:
+        return searches[key].grid(CLOSE * max(floor, best.get(key[0], 0.0)))
+
+    for division in sorted({place for _, place in searches}, reverse=True):
+        keys = [key for key in searches if key[1] == division]
+        for key, leads in zip(keys, _together(grid, keys), strict=True):
+            grids[key] = leads
+            best[key[0]] = max([best.get(key[0], 0.0), *(lead.goodput for lead in leads[:1])])
+            progress(len(grids), 2 * len(searches))
+    return grids
+
+
 def _highest(
-    searches: dict[str, OpenSearch], goodputs: dict[str, float], profile: Profile | None, floor: float = 0.0
-) -> dict[str, float]:
+    searches: dict[K, OpenSearch], goodputs: dict[K, float], profile: Profile | None, floor: float = 0.0
+) -> dict[K, float]:
     """Return, for each policy, the highest rate (requests/s) of its competitors.
 
     Competitors are all policies, or all policies on the same engine.
     """
+    engine = engine_of(profile).name if profile else None
 
-    def compared(policy: str, rival: str) -> bool:
-        return searches[policy].meter.profile is not profile or searches[rival].meter.profile is profile
+    def compared(policy: K, rival: K) -> bool:
+        engines = [engine_of(searches[key].meter.profile).name for key in (policy, rival)]
+        return engines[0] != engine or engines[1] == engine
 
     return {
         policy: max([floor, *(goodput for rival, goodput in goodputs.items() if compared(policy, rival))])

@@ -179,7 +179,7 @@ def searches_of(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> li
         speculation=setting.speculation,
         prefix_caching=asked.prefix_caching,
     )
-    return [replace(one, members=_whole(one, layout), threads=1) for one in searches.values()]
+    return [replace(one, members=_whole(one, layout), threads=1) for alike in searches.values() for one in alike]
 
 
 def _whole(search: OpenSearch, layout: ReplicaLayout) -> list[Candidates | CandidateFamily]:

@@ -12,6 +12,8 @@ from xcore.errors import InputError
 from xcore.policies import TRAITS
 from xcore.policies.adjustment import USUAL_SHARE
 from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
+from xcore.specs.deployment import Deployment
+from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Stage
 from xscheduler import ceilings
 from xscheduler.allocation import (
@@ -63,6 +65,16 @@ def with_variables(policies: tuple[str, ...], fixed: Iterable[str]) -> tuple[str
         )
         raise InputError(f"{who} {names}; {way}.")
     return having
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Another division of a mixture's experts among devices, with its times on both engines."""
+
+    model: ModelSpec
+    on: Deployment
+    own: Deployment | None
+    """This project's engine, for the policies that the profile's engine doesn't run."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Protocol
 from xcore.specs.deployment import Deployment
 from xcore.specs.schedule import Schedule
 from xscheduler.drafts import USUAL, Drafts, search_drafts
+from xscheduler.expert_divisions import divisions
 from xscheduler.goodput import RateBounds
 from xscheduler.open_searches import SearchedAt
 from xscheduler.open_tune import Rated, tune_at_rates
@@ -41,6 +42,7 @@ def search_at_rates(
         "admission": search.admission,
         "prefix_caching": prefix_caching,
         "speculation": setting.speculation,
+        "divisions": divisions(setting),
     }
 
     def tuned(options: SearchedAt, floor: float = 0.0) -> list[Rated]:

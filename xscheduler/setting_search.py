@@ -15,6 +15,7 @@ from xcore.specs.device_sheets import SHEETS
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.model import BYTES
 from xprofiler.rooflines import like
+from xscheduler.expert_divisions import divided_as, divisions
 from xscheduler.settings import Setting, with_draft
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
         kv_dtype=setting.kv_dtype,
         own=setting.own,
         speculation=setting.speculation,
+        divisions=divisions(setting),
         **options,
     )
 
@@ -95,6 +97,8 @@ def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: Se
     from xscheduler import advice
     from xscheduler.nearby import Nearby
 
+    if answer.schedule:
+        setting = replace(divided_as(setting, answer.schedule), divides=False)
     engine = answer.estimate.engine if answer.estimate else None
     alike = tuple(p for p in options.policies if engine in (None, engine_of(setting.on(p).profile).name))
 

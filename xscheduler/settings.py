@@ -52,6 +52,8 @@ class Setting:
     """The kernel import that could replace the data sheet; None: another kind of profile, or no tables cover it."""
     speculation: Speculation | None = None
     """Speculative decoding in decode iterations; None: no draft tokens."""
+    divides: bool = False
+    """Whether searches try other divisions of the model's experts (expert_divisions.py)."""
 
     def on(self, policy: str) -> "Setting":
         """Return the same setting with the engine that runs a policy."""
@@ -291,7 +293,7 @@ def _beyond_dense_text(model: ModelSpec, profile: Profile, cluster: ClusterSpec,
         held = f", in {profile.dtype}; the rest is in bf16" if experts.alone and BYTES[profile.dtype] < 2 else ""
         texts.append(
             f"experts: {experts.per_token} of {experts.count} per token in {experts.layers} of {model.layers} layers, "
-            f"{_split_text(model, profile)}{held}; their loads follow a power law with exponent {experts.skew:g}"
+            f"{split_text(model, profile)}{held}; their loads follow a power law with exponent {experts.skew:g}"
         )
     widest = max(degree.tp for degree in profile.degrees)
     if model.latent and experts and widest > 1:
@@ -329,7 +331,7 @@ def _check_attention_dp(model: ModelSpec, cluster: ClusterSpec) -> None:
         )
 
 
-def _split_text(model: ModelSpec, profile: Profile) -> str:
+def split_text(model: ModelSpec, profile: Profile) -> str:
     """Return how the devices of a tensor-parallel group share the experts, as text."""
     whole = [f"TP{degree.tp}" for degree in profile.degrees if model.expert_parallel(degree.tp, profile.dtype)]
     if model.attention_dp > 1:

@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from xcore.batching.admission import Admission
-from xcore.duration import beyond_text
 from xcore.errors import InputError
 from xcore.policies import TRAITS, control_variables, runs
 from xcore.policies.adjustment import USUAL_SHARE
-from xcore.quantity import counted, figure_text, percent_text
+from xcore.quantity import figure_text, percent_text
 from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.deployment import Deployment
@@ -22,8 +21,8 @@ from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xcore.specs.speculation import Speculation
 from xcore.specs.workload import Workload
-from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
-from xscheduler.candidates import CandidateFamily, Candidates, schedule
+from xscheduler.advice import TIMES, busy_text, why_behind
+from xscheduler.candidates import Candidates, schedule
 from xscheduler.nearby import Nearby, search_near
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
@@ -31,26 +30,27 @@ from xscheduler.search import Method, Search, SearchResult, search
 from xscheduler.search_problem import (
     ALLOCATION,
     ENCODE_MICRO_BATCHES,
+    Division,
     Limits,
     SearchProblem,
-    variables_of,
     with_variables,
 )
 from xscheduler.space import Point, made_spaces
 from xscheduler.spaces import POLICIES, SPACES, at_value, refined_variable, spaces
 from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
+from xscheduler.why_infeasible import Members, lowest_latency_of, why_infeasible
 from xsimulator.cost.cost_model import CostModel
 from xsimulator.estimates import GROWING
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import latency
 from xsimulator.steady.residents import Form
 
+SAME = 1e-9
+"""The share by which throughputs of equal schedules may differ, as where devices share no experts."""
+NEAR = 0.93
+"""The share of the best throughput that a division needs on its grid to be searched around the grid's best points."""
 SLACK = 5e-4
 """The share of the throughput that a smaller batch may lose."""
-
-Members = list[Candidates | CandidateFamily]
-"""A policy's spaces."""
 
 
 def tune(
@@ -81,6 +81,7 @@ def tune(
     near: Nearby | None = None,
     adjust: float | None = USUAL_SHARE,
     speculation: Speculation | None = None,
+    divisions: Sequence[Division] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Search every policy on every allocation and return the best schedule.
@@ -97,8 +98,8 @@ def tune(
     a schedule is found. `own` is this project's engine, for the policies that the profile's engine doesn't run (None:
     one engine for all). With a `floor` in tokens/s, only a schedule with more throughput is returned, without reasons,
     and with `near` the best one that a short search finds. `adjust` is `Schedule.adjust` of policies with a target.
-    `speculation` is what decode iterations draft. `progress` is called with the numbers of searched policies and of all
-    policies.
+    `speculation` is what decode iterations draft. `divisions` are other divisions of the experts, which are searched
+    too. `progress` is called with the numbers of searched policies and of all policies.
 
     Raises InputError for an unknown policy, or for a profile without any degree that fits the cluster.
     """
@@ -107,30 +108,36 @@ def tune(
     load = Load.of(workload, model.encoder_layers > 0, steady_state, speculation=speculation)
     rest = (load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission)
 
-    def problem(on: Deployment) -> SearchProblem:
+    def problem(of: Division, on: Deployment) -> SearchProblem:
         kept = kv_dtype or usual_kv_dtype(on.profile.dtype)
-        costs = CostModel(model, on.cluster, on.profile, kept, False, None, workload.mean_tokens, speculation)
+        costs = CostModel(of.model, on.cluster, on.profile, kept, False, None, workload.mean_tokens, speculation)
         return SearchProblem(costs, *rest, adjust=adjust)
 
-    problems = by_policy(policies, Deployment(cluster, profile), own, problem)
+    every = [Division(model, Deployment(cluster, profile), own), *divisions]
+    each = [by_policy(policies, of.on, of.own, functools.partial(problem, of)) for of in every]
+    problems = {policy: [by_division[policy] for by_division in each] for policy in policies}
     if floor is not None and near is not None:
-        return _nearby(problems[near.schedule.policy], tolerance, floor, near)
+        return _nearby(problems[near.schedule.policy][0], tolerance, floor, near)
     if floor is not None:
         return _above(problems, method, tolerance, floor)
     return _answer(problems, method, tolerance, lowest_latency, progress)
 
 
-def _above(problems: dict[str, SearchProblem], method: Method, tolerance: float, floor: float) -> Tuned:
+Problems = list[SearchProblem]
+"""A policy's problems, one for each division of the experts."""
+
+
+def _above(problems: dict[str, Problems], method: Method, tolerance: float, floor: float) -> Tuned:
     """Return the best schedule of all policies if its throughput exceeds the floor."""
-    best: tuple[str, SearchResult] | None = None
+    best: tuple[str, SearchResult, SearchProblem] | None = None
     searches = []
     with uncollected():
-        for policy, problem in problems.items():
-            _, result = _searched(policy, problem, method, tolerance, floor)
+        for policy, alike in problems.items():
+            _, result, problem = _best_searched(policy, alike, method, tolerance, floor)
             searches.append(result.search)
             if isinstance(result.space, Candidates) and result.throughput > floor:
-                best, floor = (policy, result), result.throughput
-        won = _found(*best, problems[best[0]]) if best else Alternative("", None, None, "")
+                best, floor = (policy, result, problem), result.throughput
+        won = _found(*best) if best else Alternative("", None, None, "")
     return Tuned(won.schedule, won.estimate, (won,) if best else (), _together(method, searches), None, ())
 
 
@@ -174,38 +181,58 @@ def by_policy(
 
 
 def _answer(
-    problems: dict[str, SearchProblem],
+    problems: dict[str, Problems],
     method: Method,
     tolerance: float,
     lowest_latency: bool,
     progress: Callable[[int, int], None],
 ) -> Tuned:
     """Search all policies and return the answer."""
-    tried: list[tuple[str, Members, SearchResult]] = []
+    tried: list[tuple[str, Members, SearchResult, SearchProblem]] = []
     lowest = math.inf
     with uncollected():
-        for policy, problem in problems.items():
+        for policy, alike in problems.items():
             progress(len(tried), len(problems))
-            tried.append((policy, *_searched(policy, problem, method, tolerance, 0.0)))
-        leading = (1 - TIE) * max(result.throughput for *_, result in tried)
+            tried.append((policy, *_best_searched(policy, alike, method, tolerance, 0.0)))
+        leading = (1 - TIE) * max(result.throughput for _, _, result, _ in tried)
         alternatives = tuple(
-            _alternative(policy, members, result, problems[policy], tolerance, result.throughput >= leading)
-            for policy, members, result in tried
+            _alternative(policy, members, result, problem, tolerance, result.throughput >= leading)
+            for policy, members, result, problem in tried
         )
         won = preferred((a for a in alternatives if a.estimate), _rate, lambda a: a.policy)
         if won:
             alternatives = _compared(alternatives, won)
         winner = next((a for a in alternatives if won and a.policy == won.policy), None)
         if lowest_latency or not winner:
-            lowest = lowest_latency_of([space for _, members, _ in tried for space in members], problem.limits)
+            lowest = lowest_latency_of([space for _, members, *_ in tried for space in members], tried[0][-1].limits)
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
-        _together(method, [result.search for *_, result in tried]),
+        _together(method, [result.search for _, _, result, _ in tried]),
         lowest if math.isfinite(lowest) else None,
-        _assumptions(problem, tuple(problems), winner),
+        _assumptions(tried[0][-1], tuple(problems), winner),
     )
+
+
+def _best_searched(
+    policy: str, problems: Problems, method: Method, tolerance: float, floor: float
+) -> tuple[Members, SearchResult, SearchProblem]:
+    """Return a policy's spaces of all divisions, and the best point of the best one with its problem.
+
+    The last divisions have the fewest layouts: their best points end most of the others' searches early. The first wins
+    ties.
+    """
+    members: Members = []
+    results: list[tuple[SearchResult, SearchProblem]] = []
+    highest = 0.0
+    for problem in reversed(problems):
+        more, result = _searched(policy, problem, method, tolerance, max(floor, NEAR * highest))
+        members += more
+        results.append((result, problem))
+        highest = max(highest, result.throughput)
+    best, problem = [one for one in results if one[0].throughput >= (1 - SAME) * highest][-1]
+    return members, replace(best, search=_together(method, [result.search for result, _ in results])), problem
 
 
 def _searched(
@@ -273,7 +300,9 @@ def _alternative(
     point = _leanest(space, point)
     values = space.values(point)
     estimate = space.estimate(values)
-    searched = (s for s in made_spaces(members) if isinstance(s, Candidates))
+    model = problem.cost_model.model  # with its division of the experts
+    made = (space for space in made_spaces(members) if isinstance(space, Candidates))
+    searched = (space for space in made if space.where.replica.cost_model.model is model)
     gain = largest_gain([space, *searched], point, problem, tolerance, leads)
     estimate = replace(estimate, binding=_binding(gain, estimate.binding))
     limited = f"limited by {estimate.binding}: {gain.text if gain else busy_text(estimate)}"
@@ -374,87 +403,6 @@ def _behind(best: Alternative, other: Alternative) -> tuple[str, list[str]]:
 
 def _rate(alternative: Alternative) -> float:
     return alternative.estimate.throughput_tok_s if alternative.estimate else 0.0
-
-
-def lowest_latency_of(members: Members, limits: Limits, lowest: float = math.inf) -> float:
-    """Return the lowest latency of all spaces, at the lowest corner of a space, or `lowest` if that is lower.
-
-    Infinite if no space fits in memory.
-    """
-    for member in sorted(members, key=lambda member: member.quickest_s):
-        if member.quickest_s >= lowest:
-            break
-        if isinstance(member, CandidateFamily):
-            lowest = lowest_latency_of(_of(member), limits, lowest)
-        else:
-            lowest = min(lowest, _latency_of_lowest(member, limits))
-    return lowest
-
-
-def _of(family: CandidateFamily) -> Members:
-    """Return a family's spaces."""
-    return [space for space in family.spaces if isinstance(space, Candidates)]
-
-
-def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
-    result = space.with_least_memory(space.values(space.lowest))
-    return latency(space.where, result) if limits.memory(space.where, result) <= 1.0 else math.inf
-
-
-def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily], problem: SearchProblem) -> str:
-    """Return the constraint that makes every schedule infeasible.
-
-    This constraint fails even at the lowest corner: for a time, the lowest corner of all spaces; for other constraints,
-    that of the space with the lowest latency.
-    """
-    without = [name for name in problem.fixed if name not in variables_of(policy)]
-    if without:
-        return f"it has no {', '.join(without)}, which {'is' if len(without) == 1 else 'are'} fixed"
-    if not members and problem.load.encoder_decoder and TRAITS[policy].splits_prompts:
-        return "its encoder reads a whole prompt at once, so prompts can't be split into chunks"
-    if not members and not problem.admissions(policy):
-        return "it has no steady-state formula for admission grow"
-    alone = problem.cost_model.cluster.devices == 1 or problem.cost_model.model.attention_dp > 1
-    if not members and TRAITS[policy].disaggregated and alone:
-        return "it needs at least two devices for a replica, because some encode and the others decode"
-    if not members and not any(problem.layouts(n, uniform=False) for n in problem.replica_sizes()):
-        asked = ", ".join(f"{name}={value}" for name, value in problem.fixed.items())
-        devices = counted(problem.cost_model.cluster.devices, "device")
-        return f"no allocation of its {devices} has the requested values ({asked})"
-    if not members:
-        return _too_large(policy, problem)
-    closest = min(members, key=lambda member: member.quickest_s)
-    if isinstance(closest, CandidateFamily):
-        return why_infeasible(policy, _of(closest), problem)
-    lowest = closest.at(closest.lowest)
-    corners = [member.at(member.lowest) for member in members if isinstance(member, Candidates)]
-    fitting = [corner for corner in corners if corner.figures[0] <= 1.0] or [lowest]
-    for place, constraint in enumerate(closest.constraints):
-        timed = constraint.name in TIMES
-        figure = min(corner.figures[place] for corner in fitting) if timed else lowest.figures[place]
-        if figure <= constraint.limit:
-            continue
-        if constraint.name == "memory":
-            name, least = closest.variables[0].name, closest.values(closest.lowest)[0]
-            if least > 1:  # fixed by the user
-                return f"{name}={least:,} needs {percent_text(figure)} of the memory"
-            return "not even one sequence fits in memory besides the weights"
-        if constraint.name in WIDTHS:
-            return f"even its smallest batch would {too_wide(problem.widest, figure)}"
-        return f"its lowest {TIMES[constraint.name]} is {beyond_text(figure, constraint.limit)}"
-    return "none of its schedules fits in memory and meets all bounds"
-
-
-def _too_large(policy: str, problem: SearchProblem) -> str:
-    """Return the sentence that compares the weights with the memory, in GiB."""
-    model, cluster, dtype = problem.cost_model.model, problem.cost_model.cluster, problem.cost_model.profile.dtype
-    weights = model.checkpoint_bytes(dtype) / 2**30
-    memory = cluster.devices * problem.cost_model.engine_memory.usable_bytes(cluster) / 2**30
-    twice = " (each layer is stored twice)" if TRAITS[policy].disaggregated and not model.encoder_layers else ""
-    return (
-        f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no space for one sequence in the "
-        f"{figure_text(memory, 4)} usable GiB of {cluster.name}"
-    )
 
 
 def _assumptions(problem: SearchProblem, policies: tuple[str, ...], winner: Alternative | None) -> tuple[str, ...]:

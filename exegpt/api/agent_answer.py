@@ -21,12 +21,14 @@ from xcore.traces.labels import Labels
 from xcore.traces.trace import form_of, labels_of, read_labels, read_trace
 from xscheduler.agent_sample import AgentSample, AgentWork, drawn_for
 from xscheduler.agent_search import AgentsTuned, tune_agents
-from xscheduler.drafts import DraftGain, draft_gain
+from xscheduler.drafts import DraftGain, Drafts, draft_gain
+from xscheduler.expert_divisions import divided, divided_as
 from xscheduler.export import Export
 from xscheduler.loop_meter import LoopMeter
 from xscheduler.most_agents import MostAgents, most_agents
 from xscheduler.search_problem import Limits
 from xscheduler.setting_search import best_on
+from xscheduler.settings import Setting
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def answer_agents(problem: TuneProblem) -> AgentAnswer:
     bounded = any(bound is not None for bound in (limits.latency_s, limits.ttft_s, limits.tpot_s))
     most = None
     if best.closest and bounded:
-        profile = setting.on(best.closest.policy).profile
+        profile = divided_as(setting, best.closest).on(best.closest.policy).profile
         most = most_agents(work, best.closest, profile, limits, options.agents)
     schedule = on_engine.schedule if options.engine and on_engine else best.tuned.schedule
     if options.out and schedule:
@@ -68,7 +70,7 @@ def answer_agents(problem: TuneProblem) -> AgentAnswer:
         document.write_text(options.export_out, f"{export.text.rstrip()}\n")
     drafting = None
     if schedule and problem.drafts:
-        drafting = draft_gain(schedule, setting.on(schedule.policy).profile, problem.drafts)
+        drafting = draft_gain(schedule, divided_as(setting, schedule).on(schedule.policy).profile, problem.drafts)
     return AgentAnswer(best, most, export, drafting, (*notes, *_caching_notes(best)))
 
 
@@ -109,30 +111,37 @@ def _caching_notes(best: AgentsTuned) -> list[str]:
 def _searched(
     problem: TuneProblem, sample: AgentSample, limits: Limits, progress: Callable[[int, int], None]
 ) -> AgentsTuned:
-    """Return the best schedules, with the number of draft tokens whose turn throughput is the highest."""
-    setting, drafts = problem.settings[0], problem.drafts
-    if drafts is None:
-        return tune_agents(setting, sample, limits, problem.search, progress)
-    answers: dict[int, AgentsTuned] = {}
+    """Return the best schedules, of the division of experts and the draft tokens with the highest turn throughput."""
+    answers: list[AgentsTuned] = []
 
-    def rate(drafted: int, _: float) -> float:
-        at = replace(setting, speculation=drafts.at(drafted))
-        answers[drafted] = tune_agents(at, sample, limits, problem.search, progress)
-        estimate = answers[drafted].tuned.estimate
-        return estimate.throughput_seq_s if estimate else 0.0
+    def rate(setting: Setting) -> float:
+        answers.append(tune_agents(setting, sample, limits, problem.search, progress))
+        return _rate(answers[-1])
 
-    best, _ = drafts.best(rate)
-    costs = [answer.tuned.search for answer in answers.values()]
+    for setting in divided(problem.settings[0]):
+        if problem.drafts is None:
+            rate(setting)
+        else:
+            _best_drafted(setting, problem.drafts, rate)
+    best, costs = max(answers, key=_rate), [answer.tuned.search for answer in answers]
     sums = {name: sum(getattr(s, name) for s in costs) for name in ("evaluations", "space", "seconds", "replays")}
-    tuned = answers[best].tuned
-    return replace(answers[best], tuned=replace(tuned, search=replace(tuned.search, **sums)))
+    return replace(best, tuned=replace(best.tuned, search=replace(best.tuned.search, **sums)))
+
+
+def _rate(answer: AgentsTuned) -> float:
+    return answer.tuned.estimate.throughput_seq_s if answer.tuned.estimate else 0.0
+
+
+def _best_drafted(setting: Setting, drafts: Drafts, rate: Callable[[Setting], float]) -> None:
+    """Climb to the number of draft tokens with the highest rate."""
+    drafts.best(lambda drafted, _: rate(replace(setting, speculation=drafts.at(drafted))))
 
 
 def _exported(problem: TuneProblem, schedule: Schedule | None, sample: AgentSample, limits: Limits) -> Export | None:
     """Return what starts the target's engine with a schedule, and the figures of exactly that in the closed loop."""
     if problem.target is None or schedule is None:
         return None
-    profile = problem.settings[0].profile
+    profile = divided_as(problem.settings[0], schedule).profile
     shares = sample.prefixes is not None and schedule.traits.caches_prefixes
     followed = replace(problem.target.follows(schedule, profile), prefix_caching=shares)
     estimate, _ = LoopMeter(profile, sample, limits).estimate(followed)

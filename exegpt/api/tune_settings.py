@@ -13,6 +13,7 @@ from xcore.specs.device_sheets import KINDS
 from xcore.specs.price import Prices, device_price
 from xcore.specs.workload import Workload
 from xscheduler.drafts import Drafts
+from xscheduler.expert_divisions import with_divisions
 from xscheduler.export import ENGINES, FORMS, Target
 from xscheduler.replica_layout import NODE
 from xscheduler.settings import Setting, find_setting, with_draft
@@ -48,6 +49,8 @@ def setting_on(
         front_end=options.front_end,
         one_engine=one_engine,
     )
+    if not (options.expert_parallel or options.attention_dp or options.devices):
+        setting = with_divisions(setting)
     if options.prefix_hit:
         setting = setting.with_prefix_hit(options.prefix_hit)
     drafts = drafts_of(options)

@@ -27,6 +27,7 @@ from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
 from xscheduler.drafts import DraftGain, Drafts, draft_gain, search_drafts
 from xscheduler.engine_settings import resident
+from xscheduler.expert_divisions import divided_as
 from xscheduler.export import Export, Target
 from xscheduler.policy_names import policy_names
 from xscheduler.rate_sample import arrivals_of
@@ -261,7 +262,8 @@ def drafting(problem: TuneProblem, schedule: Schedule | None) -> DraftGain | Non
     """Return the gain of drafting on a schedule's stages; None without a schedule, or if nothing may be drafted."""
     if schedule is None or problem.drafts is None:
         return None
-    return draft_gain(schedule, problem.settings[0].on(schedule.policy).profile, problem.drafts)
+    setting = divided_as(problem.settings[0], schedule)
+    return draft_gain(schedule, setting.on(schedule.policy).profile, problem.drafts)
 
 
 def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
@@ -274,9 +276,10 @@ def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice
     best = on_engine if problem.options.engine and on_engine else None
     advised = replace(tuned, schedule=best.schedule, estimate=best.estimate) if best else tuned
     if problem.target and on_engine and on_engine.schedule:
-        followed = problem.target.follows(on_engine.schedule, setting.profile)
-        running, _ = resident(followed, setting.profile)
-        estimate = xsimulator.estimate(running, setting.profile)
+        profile = divided_as(setting, on_engine.schedule).profile
+        followed = problem.target.follows(on_engine.schedule, profile)
+        running, _ = resident(followed, profile)
+        estimate = xsimulator.estimate(running, profile)
         export = problem.target.export(followed, estimate, alike=bool(setting.workload.prefix_hit))
     if advised.schedule:
         setting = replace(setting, speculation=advised.schedule.speculation)
@@ -350,7 +353,8 @@ def _offer(
     rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
     export = _exported_at(problem, setting, on_engine, arrivals, bounds, rated.rate_seq_s)
     split = prefill_decode_offer(problem, setting, arrivals, bounds, rated.rate_seq_s)
-    return ClusterOffer(setting, rated, price, export, split, drafting(problem, written(problem, rated.tuned)))
+    found = divided_as(setting, rated.tuned.schedule)
+    return ClusterOffer(found, rated, price, export, split, drafting(problem, written(problem, rated.tuned)))
 
 
 def _exported_at(
@@ -366,11 +370,12 @@ def _exported_at(
 
     if problem.target is None or on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
         return None
-    followed = problem.target.follows(on_engine.schedule, setting.profile)
+    profile = divided_as(setting, on_engine.schedule).profile
+    followed = problem.target.follows(on_engine.schedule, profile)
     replayed = replace(
         followed, prefix_caching=problem.options.caches_prefixes
     )  # without it, no prompts share prefixes
-    served = Meter(setting.profile, arrivals, bounds).served_at(replayed, rate_seq_s)
+    served = Meter(profile, arrivals, bounds).served_at(replayed, rate_seq_s)
     estimate = replace(
         on_engine.estimate,
         **{name: value for name, value in vars(served).items() if value not in (None, ())},
@@ -450,7 +455,7 @@ def hours_of(problem: TuneProblem, offer: ClusterOffer) -> "HourlyReplicas | Non
         return None
     arrivals = arrivals_of(offer.setting, problem.options.arrivals, problem.options.seed)
     bounds = RateBounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
-    meter = Meter(offer.setting.on(schedule.policy).profile, arrivals, bounds)
+    meter = Meter(divided_as(offer.setting, schedule).on(schedule.policy).profile, arrivals, bounds)
     goodput_seq_s = offer.rated.sustained[schedule.policy].goodput_seq_s
     with output.progress("replicas by the hour") as progress:
         return hourly_replicas(meter, schedule, goodput_seq_s, problem.curve, progress)

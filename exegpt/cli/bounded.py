@@ -23,6 +23,7 @@ from xcore.console.schedule_text import schedule_text
 from xcore.duration import format_duration
 from xcore.specs.price import NO_TOKEN_PRICE
 from xscheduler.drafts import gain_texts
+from xscheduler.expert_divisions import divided_as
 from xscheduler.setting_search import infeasible_text, ranked, reasons
 from xscheduler.settings import Setting
 
@@ -41,7 +42,7 @@ def answer(problem: TuneProblem) -> int:
 def _emit(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     setting = problem.settings[0]
     documents = [
-        answer_document(answer.tuned, setting, problem.target, answer.export)
+        answer_document(answer.tuned, divided_as(setting, answer.tuned.schedule), problem.target, answer.export)
         | {"advice": answer.advice, "latency_bound_s": answer.bound_s}
         | _prices(answer, setting)
         | ({"speculation": answer.drafting.document} if answer.drafting else {})
@@ -62,7 +63,8 @@ def _prices(answer: BoundedAnswer, setting: Setting) -> dict[str, float | None]:
 
 def _print(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     tuned = [answer.tuned for answer in answers]
-    output.notes((*problem.settings[0].assumptions, *(text for answer in tuned for text in answer.assumptions)))
+    settings = [divided_as(problem.settings[0], answer.schedule).assumptions for answer in tuned]
+    output.notes(text for texts in (*settings, *(answer.assumptions for answer in tuned)) for text in texts)
     if len(answers) == 1:
         _print_one(problem, answers[0])
     else:

@@ -29,12 +29,13 @@ RUN_DTYPE = option(
 )
 EXPERT_PARALLEL: bool = option(
     False,
-    "Give each device of a tensor-parallel group whole experts. Default: a part of each, where the widths allow that.",
+    "Give each device of a tensor-parallel group whole experts. Default: a part of each, where the widths allow that; "
+    "tune tries both.",
 )
 ATTENTION_DP: int | None = option(
     None,
     "Attention data parallelism: so many GPUs share the experts, and each has attention for its own sequences. "
-    "Default: none.",
+    "Default: 1, none; tune tries all groups, unless --expert-parallel or a number is passed.",
 )
 KV_DTYPE = option(None, "The dtype of keys and values. Default: that of --dtype; bf16 for weights of fewer bits.")
 RUN_KV_DTYPE = option(

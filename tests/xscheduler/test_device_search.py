@@ -47,7 +47,7 @@ def exhaustive(layout: ReplicaLayout, asked: RateQuestion, most: int) -> int | N
             if batch > budget:
                 continue
             fixed = layout.fixed | {"replicas": replicas, "max_num_seqs": batch, "max_num_batched_tokens": budget}
-            (search,) = searches_at(
+            ((search,),) = searches_at(
                 setting.model,
                 Deployment(cluster, setting.profile),
                 setting.workload,

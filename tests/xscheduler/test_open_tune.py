@@ -19,6 +19,7 @@ from xscheduler.open_tune import (
     Sustained,
     _alternative,
     _assumptions,
+    _best_divided,
     _check_method,
     _cost,
     _raced,
@@ -58,6 +59,13 @@ def measured(monkeypatch):
         return SimpleNamespace(goodput_seq_s=leads[0].goodput, leads=len(leads), count=count)
 
     monkeypatch.setattr(open_tune, "_best", best)
+    monkeypatch.setattr(open_tune, "engine_of", lambda profile: SimpleNamespace(name=profile))
+
+
+def raced(searches, progress, floor=0.0, **options):
+    """Race policies whose experts are divided in one way."""
+    found = _raced({(policy, 0): search for policy, search in searches.items()}, progress, floor, **options)
+    return {policy: best for (policy, _), best in found.items()}
 
 
 def test_policies_far_behind_are_not_looked_at_closely_nor_with_all_requests(measured):
@@ -69,7 +77,7 @@ def test_policies_far_behind_are_not_looked_at_closely_nor_with_all_requests(mea
         "fair": Racing(0.935, 0.985),
     }
     told = []
-    found = _raced(searches, lambda *at: told.append(at))
+    found = raced(searches, lambda *at: told.append(at))
     assert {policy: (each.goodput_seq_s, each.count) for policy, each in found.items()} == {
         "best": (1.0, REQUESTS),
         "near": (0.995, REQUESTS),
@@ -83,7 +91,7 @@ def test_policies_far_behind_are_not_looked_at_closely_nor_with_all_requests(mea
 
 def test_policies_far_behind_a_floor_are_left_out(measured):
     searches = {"far": Racing(0.92, 0.92), "near": Racing(0.935, 0.98), "gone": Racing(0.95, None)}
-    found = _raced(searches, lambda *at: None, 1.0)
+    found = raced(searches, lambda *at: None, 1.0)
     assert list(found) == ["near"] and found["near"].count == COUNTS[1]
     assert {search.floor for search in searches.values()} == {0.93}
 
@@ -95,10 +103,38 @@ def test_policies_on_the_engine_are_only_compared_with_one_another(measured):
         "best on it": Racing(1.0, 1.0, "engine"),
         "near on it": Racing(0.94, 0.985, "engine"),
     }
-    found = _raced(searches, lambda *at: None, profile="engine")
+    found = raced(searches, lambda *at: None, profile="engine")
     assert [policy for policy, search in searches.items() if not search.looked_closer] == ["slow"]
     counts = {policy: each.count for policy, each in found.items()}
     assert counts == {"paper's": REQUESTS, "slow": COUNTS[1], "best on it": REQUESTS, "near on it": COUNTS[1]}
+
+
+def test_a_division_of_the_experts_is_only_looked_at_above_the_same_policys_best(measured):
+    searches = {
+        ("orca", 0): Racing(0.9),
+        ("orca", 1): Racing(1.0, 1.0),
+        ("chunked", 0): Racing(0.97, 0.99),
+        ("chunked", 1): Racing(None),
+    }
+    found = _raced(searches, lambda *at: None)
+    assert {key: search.floor for key, search in searches.items()} == {
+        ("orca", 1): 0.0,
+        ("chunked", 1): 0.0,
+        ("orca", 0): 0.93,
+        ("chunked", 0): 0.0,
+    }
+    assert not searches["orca", 0].looked_closer and found["orca", 1].count == found["chunked", 0].count == REQUESTS
+
+
+def test_each_policy_keeps_its_best_division(measured):
+    divided = {"orca": ["parts", "whole"], "chunked": ["parts", "whole"], "rra": ["parts", "whole"]}
+    best = {
+        key: SimpleNamespace(goodput_seq_s=rate)
+        for key, rate in {("orca", 0): 1.0, ("orca", 1): 2.0, ("chunked", 0): 2.0, ("chunked", 1): 2.0}.items()
+    }
+    searches, sustained = _best_divided(divided, best)
+    assert searches == {"orca": "whole", "chunked": "parts", "rra": "parts"}
+    assert sustained == {"orca": best["orca", 1], "chunked": best["chunked", 0]}
 
 
 class Late:

@@ -19,6 +19,7 @@ from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import tune as tuning
+from xscheduler import why_infeasible
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.relaxation import Gain
 from xscheduler.search_problem import Limits
@@ -31,11 +32,11 @@ from xscheduler.tune import (
     _leanest,
     _plainest,
     check_asked,
-    lowest_latency_of,
     tune,
     uncollected,
 )
 from xscheduler.tuned import Alternative
+from xscheduler.why_infeasible import lowest_latency_of
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
 
@@ -338,7 +339,7 @@ def test_a_search_leaves_the_garbage_collector_as_it_was(enabled):
 
 def test_the_lowest_latency_is_looked_for_where_it_may_be_lower(monkeypatch):
     latency, asked = {"a": 3.0, "b": 2.5, "c": math.inf, "d": 0.0, "inner": 2.0, "outer": 9.0}, []
-    monkeypatch.setattr(tuning, "_latency_of_lowest", lambda s, limits: asked.append(s.name) or latency[s.name])
+    monkeypatch.setattr(why_infeasible, "_latency_of_lowest", lambda s, limits: asked.append(s.name) or latency[s.name])
 
     def space(name, quickest_s):
         return Candidates(name, (), (), lambda at: None, quickest_s=quickest_s)
@@ -369,9 +370,9 @@ def test_unless_asked_otherwise_the_search_is_exact_and_over_everything(monkeypa
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=PAPER_BOUND)
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, variation=False, partial=False)
     (problems, method, tolerance, lowest, _), *others = asked
-    problem, length, paper = (found["orca"] for found in (problems, *(other[0] for other in others)))
+    (problem,), (length,), (paper,) = (found["orca"] for found in (problems, *(other[0] for other in others)))
     assert (tuple(problems), method, tolerance, lowest) == (POLICIES, "bnb", 0.0, False)
-    assert len({id(asked) for asked in problems.values()}) == 1, "one engine, one problem"
+    assert len({id(asked) for (asked,) in problems.values()}) == 1, "one engine, one problem"
     assert problem.variation and problem.partial and not problem.open_system
     assert problem.admission == ("reserve",) and problem.encode_micro_batches == (1, 2, 4)
     assert problem.limits == length.limits == Limits(2.0)

@@ -29,7 +29,7 @@ def variables_text(schedule: Schedule) -> str:
 
 
 def stages_text(schedule: Schedule) -> str:
-    """Return a schedule's stages and replicas in brief: `PP2×TP4`, `encode TP2 + decode PP3 of TP2,2 TP1`."""
+    """Return a schedule's stages and replicas in brief: `PP2×TP4, EP`, `encode TP2 + decode PP3 of TP2,2 TP1`."""
     parts = []
     for phase in ("encode", "both", "decode"):
         degrees = [stage.tp for stage in schedule.stages if stage.phase == phase]
@@ -37,7 +37,17 @@ def stages_text(schedule: Schedule) -> str:
             parts.append(("" if phase == "both" else f"{phase} ") + _pipeline_text(degrees))
     text = " + ".join(parts)
     text = f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
+    text += _experts_text(schedule)
     return f"{text}, {counted(schedule.idle, 'device')} idle" if schedule.idle else text
+
+
+def _experts_text(schedule: Schedule) -> str:
+    """Return how devices share experts, if not by parts: `, EP` or `, attention DP8`."""
+    spec = schedule.model.spec
+    if spec.attention_dp > 1:
+        return f", attention DP{spec.attention_dp}"
+    whole = any(spec.expert_parallel(stage.tp, schedule.dtype) for stage in schedule.stages)
+    return ", EP" if whole else ""
 
 
 def _pipeline_text(degrees: list[int]) -> str:
