@@ -1,4 +1,4 @@
-"""Find how many devices of which kind sustain a rate: the cheapest replicas, over kinds, TP, PP and EP.
+"""Find how many devices of which kind sustain a rate: the cheapest replicas, over kinds, TP, PP, EP and attention DP.
 
 Each layout of a replica has a lower bound on its price: that of the replicas which it needs if each serves as much as
 its fluid rate, or its steady throughput. Layouts are measured in the order of these bounds, until no other can be
@@ -89,11 +89,13 @@ def _ceiling(layout: ReplicaLayout, asked: RateQuestion) -> float:
 def _fluid_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
     setting, search = layout.setting, asked.search
     where = (setting.model, layout.cluster(1), asked.computed(layout), setting.profile)
+    fixed = layout.fixed(1)
     problem = problem_at(
-        *where, asked.bounds, search.bound, setting.kv_dtype, layout.fixed, search.admission, setting.speculation
+        *where, asked.bounds, search.bound, setting.kv_dtype, fixed, search.admission, setting.speculation
     )
-    stages = Layout(layout.devices, layout.tp, layout.devices if layout.tp > 1 else 0)
-    return fluid_rate(problem, stages, asked.bounds.tpot_s)
+    devices = layout.devices // layout.shared
+    stages = Layout(devices, layout.tp, devices if layout.tp > 1 else 0)
+    return layout.shared * fluid_rate(problem, stages, asked.bounds.tpot_s)
 
 
 def _steady_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
@@ -109,7 +111,7 @@ def _steady_rate(layout: ReplicaLayout, asked: RateQuestion) -> float:
         tpot_s=asked.bounds.tpot_s,
         policies=search.policies,
         kv_dtype=setting.kv_dtype,
-        fixed=search.fixed | layout.fixed | {"replicas": 1},
+        fixed=search.fixed | layout.fixed(1),
         own=setting.own,
         admission=search.admission,
         floor=0.0,

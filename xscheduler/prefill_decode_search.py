@@ -150,7 +150,9 @@ class PrefillDecodeQuestion:
         setting, fixed = self.setting, {"max_num_seqs": sequences, "max_num_batched_tokens": budget, "replicas": 1}
         workload = _prompts_of(setting.workload) if only_prompts else setting.workload
         where = setting.model, replace(layout.cluster(1), nodes=1, devices_per_node=layout.tp), workload
-        problem = problem_at(*where, setting.profile, self.bounds, self.bound, setting.kv_dtype, fixed | layout.fixed)
+        problem = problem_at(
+            *where, setting.profile, self.bounds, self.bound, setting.kv_dtype, fixed | layout.fixed(1)
+        )
         members = all_spaces(spaces(POLICY, problem))
         space = next((space for space in members if isinstance(space, Candidates)), None)
         if space is None:

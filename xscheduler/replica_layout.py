@@ -25,7 +25,10 @@ NODES = (2, 4)
 
 @dataclass(frozen=True, eq=False)
 class ReplicaLayout:
-    """One way to place a replica on devices of a kind."""
+    """One way to place a replica on devices of a kind, or the replicas that share experts (attention DP).
+
+    Where replicas of a layout are counted, such a group counts as one.
+    """
 
     setting: Setting
     """The model, with its experts as they are divided, and a node of this kind."""
@@ -34,8 +37,13 @@ class ReplicaLayout:
 
     @property
     def devices(self) -> int:
-        """The number of devices of a replica."""
-        return self.tp * self.pp
+        """The number of devices of a replica, or of a group that shares experts."""
+        return self.tp * self.pp * self.shared
+
+    @property
+    def shared(self) -> int:
+        """The number of replicas that share experts; 1: they share none."""
+        return self.setting.model.attention_dp
 
     @property
     def kind(self) -> str:
@@ -60,12 +68,13 @@ class ReplicaLayout:
     def name(self) -> str:
         """The layout as text: `TP2`, `PP2×TP4`, `TP8, EP`."""
         stages = f"PP{self.pp}×" if self.pp > 1 else ""
-        return f"{stages}TP{self.tp}" + (", EP" if self.expert_parallel else "")
+        experts = f", attention DP{self.shared}" if self.shared > 1 else ", EP" if self.expert_parallel else ""
+        return f"{stages}TP{self.tp}{experts}"
 
-    @property
-    def fixed(self) -> dict[str, int]:
-        """The control variables that keep a search to this layout."""
-        return {"tp_degree": self.tp} | ({"tp_gpus": self.devices} if self.tp > 1 else {})
+    def fixed(self, replicas: int) -> dict[str, int]:
+        """Return the control variables that keep a search to this many replicas of this layout."""
+        grouped = {"tp_gpus": self.devices} if self.tp > 1 else {}
+        return {"tp_degree": self.tp, **grouped, "replicas": replicas * self.shared}
 
     def cluster(self, replicas: int) -> ClusterSpec:
         """Return the cluster of these replicas: a part of a node, or equal nodes without idle devices."""
@@ -141,6 +150,7 @@ class RateQuestion:
             layout.devices,
             layout.pp,
             layout.expert_parallel,
+            layout.shared,
         )
 
 
@@ -149,7 +159,8 @@ def replica_layouts(setting: Setting, fixed: dict[str, int]) -> list[ReplicaLayo
     degrees = [tables.tp for tables in setting.profile.degrees if tables.tp in PART]
     degrees = [tp for tp in degrees if fixed.get("tp_degree") in (None, tp)]
     pairs = [(tp, devices // tp) for devices in PART for tp in degrees if devices % tp == 0]
-    return [ReplicaLayout(setting, tp, pp) for tp, pp in pairs if pp <= most_stages(setting.model)]
+    stages = 1 if setting.model.attention_dp > 1 else most_stages(setting.model)
+    return [ReplicaLayout(setting, tp, pp) for tp, pp in pairs if pp <= stages]
 
 
 def larger_layouts(setting: Setting, fixed: dict[str, int]) -> list[ReplicaLayout]:

@@ -18,7 +18,10 @@ ALMOST = 0.03
 SMOOTHER = 0.15
 """Share of the replicas that may be saved because arrivals at each of many replicas are more regular than at few."""
 FOLLOWED = 64
-"""Most replicas that are replayed. With more, each serves at least as much, since their arrivals are as regular."""
+"""Most replicas that are replayed. With more, each serves at least as much, since their arrivals are as regular.
+
+A group of replicas that share experts counts here as its replicas, and otherwise as one.
+"""
 
 
 def needed_by(
@@ -102,7 +105,7 @@ class Trials:
         """Search the grid of control variables on a number of replicas."""
         leads = _leads(layout, replicas, asked)
         best = max((lead.goodput for _, lead in leads), default=0.0)
-        return Trials(layout, asked, leads, best / min(replicas, FOLLOWED))
+        return Trials(layout, asked, leads, best / _followed(layout, replicas))
 
     def sustaining(self, replicas: int) -> tuple[Schedule, float] | None:
         """Return a schedule that sustains the rate on these replicas, and its goodput; None if none does.
@@ -128,7 +131,8 @@ class Trials:
         if rate > limit or not (meter.holds(schedule, rate, COUNTS[0]) and meter.sustains(schedule, rate)):
             return None
         reached = meter.highest(schedule, rate, limit, COUNTS[1], ROUGH / 2)
-        return replace(schedule, replicas=replicas, cluster=self.layout.cluster(replicas)), (
+        every = self.layout.shared * replicas
+        return replace(schedule, replicas=every, cluster=self.layout.cluster(replicas)), (
             reached / rate * self.asked.rate_seq_s
         )
 
@@ -138,20 +142,25 @@ class Trials:
 
     def _on(self, lead: Lead, replicas: int) -> tuple[Schedule, float]:
         """Return the schedule of a point on the followed replicas, and the rate of these."""
-        followed = min(replicas, FOLLOWED)
-        return replace(lead.schedule, replicas=followed), self.asked.rate_seq_s * followed / replicas
+        followed = _followed(self.layout, replicas)
+        schedule = replace(lead.schedule, replicas=self.layout.shared * followed)
+        return schedule, self.asked.rate_seq_s * followed / replicas
+
+
+def _followed(layout: ReplicaLayout, replicas: int) -> int:
+    return min(replicas, max(1, FOLLOWED // layout.shared))
 
 
 def _promising(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> bool:
     """Return whether any point of the grid almost sustains the rate on these replicas; most points fail quickly."""
-    followed = min(replicas, FOLLOWED)
+    followed = _followed(layout, replicas)
     floor = (1 - ALMOST) * asked.rate_seq_s * followed / replicas
     return any(search.grid(floor) for search in searches_of(layout, followed, asked))
 
 
 def _leads(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> list[tuple[OpenSearch, Lead]]:
     """Return the best points of all policies on a number of replicas, the best first."""
-    searches = searches_of(layout, min(replicas, FOLLOWED), asked)
+    searches = searches_of(layout, _followed(layout, replicas), asked)
     leads = [(search, lead) for search in searches for lead in search.grid()]
     return sorted(leads, key=lambda one: -one[1].goodput)
 
@@ -173,7 +182,7 @@ def searches_of(layout: ReplicaLayout, replicas: int, asked: RateQuestion) -> li
         bound=search.bound,
         policies=search.policies,
         kv_dtype=setting.kv_dtype,
-        fixed=search.fixed | layout.fixed | {"replicas": replicas},
+        fixed=search.fixed | layout.fixed(replicas),
         own=own,
         admission=search.admission,
         speculation=setting.speculation,
@@ -188,5 +197,5 @@ def _whole(search: OpenSearch, layout: ReplicaLayout) -> list[Candidates | Candi
         space
         for space in search.members
         if isinstance(space, CandidateFamily)
-        or sum(stage.tp for stage in space.where.replica.decode.stages) == layout.devices
+        or layout.shared * sum(stage.tp for stage in space.where.replica.decode.stages) == layout.devices
     ]

@@ -9,6 +9,7 @@ from xcore.console import output
 from xcore.quantity import figure_text
 from xcore.specs.price import device_price
 from xscheduler.device_search import Option, cheapest, options_of
+from xscheduler.expert_divisions import divided
 from xscheduler.goodput import RateBounds
 from xscheduler.rate_sample import arrivals_of
 from xscheduler.replica_layout import DevicesNeeded, RateQuestion, larger_layouts, replica_layouts
@@ -79,13 +80,11 @@ def _prices(problem: TuneProblem) -> dict[str, float] | None:
 def _options(problem: TuneProblem, setting: Setting, asked: RateQuestion) -> list[Option]:
     """Return the layouts of a replica on one kind that keep the bounds, on several nodes if one doesn't suffice."""
     for layouts in (replica_layouts, larger_layouts):
-        of_kind = layouts(setting, problem.search.fixed)
-        if setting.model.experts and not problem.options.expert_parallel:
-            options = replace(problem.options, expert_parallel=True)
-            ep_setting = setting_on(options, setting.cluster.name, setting.workload)
-            divided = {(one.tp, one.pp) for one in of_kind if not one.expert_parallel}
-            ep_layouts = layouts(ep_setting, problem.search.fixed)
-            of_kind += [one for one in ep_layouts if one.expert_parallel and (one.tp, one.pp) in divided]
+        every = divided(replace(setting, divides=not problem.options.expert_parallel))
+        first, *others = (layouts(each, problem.search.fixed) for each in every)
+        parts = {(one.tp, one.pp) for one in first if not one.expert_parallel}
+        new = [one for each in others for one in each if one.shared > 1 or one.expert_parallel]
+        of_kind = first + [one for one in new if (one.tp, one.pp) in parts]
         if in_time := options_of(of_kind, asked):
             return in_time
     return []
@@ -103,10 +102,11 @@ def _others(needed: Sequence[DevicesNeeded], rest: Sequence[Option]) -> tuple[Op
 def _tuned_on(problem: TuneProblem, needed: DevicesNeeded) -> ClusterOffer:
     """Return the answer on the devices of a layout, searched as on a cluster that is named."""
     layout, options = needed.layout, problem.options
-    experts = layout.setting.model.experts
-    asked = replace(options, devices=None, expert_parallel=bool(experts and experts.expert_parallel))
+    asked = replace(options, devices=None)
+    if experts := layout.setting.model.experts:
+        asked = replace(asked, expert_parallel=experts.expert_parallel, attention_dp=experts.attention_dp)
     setting = setting_on(asked, needed.cluster.name, None)
-    search = replace(problem.search, fixed=problem.search.fixed | layout.fixed | {"replicas": needed.replicas})
+    search = replace(problem.search, fixed=problem.search.fixed | layout.fixed(needed.replicas))
     there = replace(problem, settings=(setting,), search=search)
     if problem.drafts is None:
         return tune_rate(there)[0]

@@ -57,10 +57,11 @@ def _needed(one: DevicesNeeded, offers: DeviceOffers) -> dict[str, object]:
         "kind": one.layout.kind,
         "devices": one.devices,
         "cluster": one.cluster.name,
-        "replicas": one.replicas,
+        "replicas": one.schedule.replicas,
         "tp": one.layout.tp,
         "pp": one.layout.pp,
         "expert_parallel": one.layout.expert_parallel,
+        "attention_dp": one.layout.shared,
         "goodput_seq_s": one.goodput_seq_s,
         "price_per_hour": one.price_hour,
         **(price.document if price else NO_TOKEN_PRICE),
@@ -71,7 +72,8 @@ def _at_least(option: Option, offers: DeviceOffers) -> dict[str, object]:
     layout, replicas = option.layout, option.fewest(offers.asked)
     price_hour = offers.asked.price(layout, replicas)
     least = {"devices_at_least": replicas * layout.devices, "price_per_hour_at_least": price_hour}
-    return {"kind": layout.kind, "tp": layout.tp, "pp": layout.pp, "expert_parallel": layout.expert_parallel} | least
+    experts = {"expert_parallel": layout.expert_parallel, "attention_dp": layout.shared}
+    return {"kind": layout.kind, "tp": layout.tp, "pp": layout.pp} | experts | least
 
 
 def _price(one: DevicesNeeded, offers: DeviceOffers) -> TokenPrice | None:
@@ -109,7 +111,7 @@ def _print(offers: DeviceOffers, problem: TuneProblem) -> None:
 
 def _row(one: DevicesNeeded, offers: DeviceOffers) -> list[str]:
     prices = [output.number(one.price_hour), *token_prices(_price(one, offers))] if offers.asked.prices else []
-    figures = [str(one.replicas), *prices, output.number(one.goodput_seq_s)]
+    figures = [str(one.schedule.replicas), *prices, output.number(one.goodput_seq_s)]
     return [one.cluster.name, one.layout.name, *figures, variables_text(one.schedule).partition(" on ")[0]]
 
 
@@ -118,4 +120,11 @@ def _least_row(option: Option, offers: DeviceOffers) -> list[str]:
     layout, replicas = option.layout, option.fewest(offers.asked)
     price = offers.asked.price(layout, replicas)
     prices = [f"≥ {output.number(price)}", "–", "–"] if offers.asked.prices else []
-    return [f"≥ {replicas * layout.devices}x{layout.kind}", layout.name, f"≥ {replicas}", *prices, "–", "not measured"]
+    return [
+        f"≥ {replicas * layout.devices}x{layout.kind}",
+        layout.name,
+        f"≥ {replicas * layout.shared}",
+        *prices,
+        "–",
+        "not measured",
+    ]

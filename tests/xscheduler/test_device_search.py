@@ -10,6 +10,7 @@ from xcore.specs.cluster import parse_cluster
 from xcore.specs.deployment import Deployment
 from xscheduler.device_search import ABOVE, cheapest, options_of
 from xscheduler.drafts import Drafts
+from xscheduler.expert_divisions import divided, with_divisions
 from xscheduler.goodput import Meter, RateBounds
 from xscheduler.open_searches import searches_at
 from xscheduler.rate_sample import Arrivals
@@ -46,7 +47,7 @@ def exhaustive(layout: ReplicaLayout, asked: RateQuestion, most: int) -> int | N
         for batch, budget in itertools.product(BATCHES, BUDGETS):
             if batch > budget:
                 continue
-            fixed = layout.fixed | {"replicas": replicas, "max_num_seqs": batch, "max_num_batched_tokens": budget}
+            fixed = layout.fixed(replicas) | {"max_num_seqs": batch, "max_num_batched_tokens": budget}
             ((search,),) = searches_at(
                 setting.model,
                 Deployment(cluster, setting.profile),
@@ -62,7 +63,8 @@ def exhaustive(layout: ReplicaLayout, asked: RateQuestion, most: int) -> int | N
                 prefix_caching=False,
             ).values()
             for space in search.members:
-                whole = sum(stage.tp for stage in space.where.replica.decode.stages) == layout.devices
+                stages = space.where.replica.decode.stages
+                whole = layout.shared * sum(stage.tp for stage in stages) == layout.devices
                 if whole and search._fits(space, (0, 0)):
                     schedule = search.schedule(space, (0, 0))
                     if Meter(setting.profile, asked.arrivals, asked.bounds).sustains(schedule, asked.rate_seq_s):
@@ -83,7 +85,7 @@ def test_no_replica_exceeds_its_fluid_rate_by_more_than_the_factor(settings, ask
                 latency_bound_s=3.0,
                 policies=("chunked",),
                 kv_dtype=setting.kv_dtype,
-                fixed=layout.fixed | {"replicas": 1, "max_num_batched_tokens": 512},
+                fixed=layout.fixed(1) | {"max_num_batched_tokens": 512},
                 floor=0.0,
             )
             assert steady.estimate and steady.estimate.throughput_seq_s <= option.most, (layout.kind, layout.name)
@@ -171,3 +173,18 @@ def test_a_layout_makes_clusters_without_idle_devices(settings):
 
 def test_the_fewest_replicas_are_rounded_up():
     assert [least(10.0, 5.0), least(10.0, 4.9), least(0.1, 5.0), least(3 * 0.1, 0.1)] == [2, 3, 1, 3]
+
+
+def test_replicas_that_share_experts_are_counted_in_groups(asked):
+    """The rate of a group keeps its bound, and the answer has whole groups, no more than exhaustive replays need."""
+    setting = with_divisions(find_setting("mixtral-8x7b", "8xH100-SXM", "512/32", "roofline", one_engine=True))
+    pair = next(one for one in divided(setting) if one.model.attention_dp == 4)
+    arrivals = Arrivals.poisson(setting.workload, setting.model.longest_request, count=2000)
+    question = replace(asked, arrivals=arrivals, rate_seq_s=90.0)
+    (option,) = options_of(replica_layouts(pair, {}), question)
+    assert (option.layout.name, option.layout.devices, option.layout.shared) == ("TP1, attention DP4", 4, 4)
+    needed = needed_by(option.layout, option.most, question)
+    assert needed.replicas == exhaustive(option.layout, question, 4)
+    assert needed.schedule.replicas == 4 * needed.replicas == needed.cluster.devices == needed.devices
+    assert option.most >= needed.goodput_seq_s / needed.replicas
+    assert Meter(pair.profile, arrivals, question.bounds).sustains(needed.schedule, 90.0)
