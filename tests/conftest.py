@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -46,17 +45,20 @@ SHARING = {
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Deal files to processes in their order, and those that share servers to one process."""
     from xdist.scheduler import LoadFileScheduling
 
-    class SharedServers(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = super()._split_scope(nodeid)
-            return SHARING.get(Path(path).stem, path) if path.startswith("tests/xserver") else path
-
     config.option.loadscopereorder = False  # by their numbers of tests, which don't take the same time
-    return SharedServers(config, log)
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = _shared
+    return scheduler
+
+
+def _shared(test: str) -> str:
+    """Return what tests of one process have in common: the file, or the servers that it shares."""
+    path = test.partition("::")[0]
+    return SHARING.get(Path(path).stem, path) if path.startswith("tests/xserver") else path
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied

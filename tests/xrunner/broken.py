@@ -5,8 +5,11 @@ import os
 import sys
 
 from exegpt.cli import main
-from xrunner.core import capacity, job_setup
-from xrunner.rank import worker
+from xcore.frozen_heap import imports
+
+with imports():
+    from xrunner.core import capacity, job_setup
+    from xrunner.rank import worker
 
 
 def _raise_in_the_midst(after: int = 12) -> None:
