@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], ending: _Ending) -> int:
     import typer
 
-    from exegpt.cli.app import app
+    from exegpt.cli.app import whole_command
 
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # base class of usage errors in every version
     try:
@@ -86,7 +86,7 @@ def _run(arguments: Sequence[str], ending: _Ending) -> int:
         _load_plugins()
         _say_uncompiled(arguments)
         try:
-            code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
+            code: int = whole_command().main(arguments, prog_name="exegpt", standalone_mode=False) or 0
         except usage_error as error:
             return _refuse_usage(error)
         return ending.say() if code == INTERRUPTED else code  # caught by typer, which prints nothing

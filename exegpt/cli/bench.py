@@ -22,10 +22,14 @@ class BenchGroup(TyperGroup):
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Return the arguments that follow the group's own options."""
-        if args and args[0] in self.commands:
-            for parameter in self.params:
-                parameter.required = False
-        return super().parse_args(ctx, args)
+        required = [parameter for parameter in self.params if parameter.required]
+        for parameter in required:
+            parameter.required = not (args and args[0] in self.commands)
+        try:
+            return super().parse_args(ctx, args)
+        finally:
+            for parameter in required:
+                parameter.required = True
 
 
 @command

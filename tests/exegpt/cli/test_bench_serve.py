@@ -209,3 +209,4 @@ def test_the_key_must_fit_a_header(exegpt, endpoint, monkeypatch):
 def test_bench_alone_still_needs_its_schedule(exegpt):
     check_refused(exegpt("bench", "--model", "m"), "--schedule.*exegpt bench --help")
     check_refused(exegpt("bench", "serve", "--rate", "5/s"), "--url.*exegpt bench serve --help")
+    check_refused(exegpt("bench", "--model", "m"), "--schedule.*exegpt bench --help")
