@@ -19,6 +19,7 @@ from xrunner.comm import ranks
 def shrink(put: Callable[[object, str, Any], None]) -> None:
     """Set few points, a pool that fits the CPU's caches, and short timings with `put`, a setattr."""
     tiny = {"tokens": (1, 4, 16), "prompts": (1, 4), "batches": (1, 4), "engine_batches": (1, 2)}
+    tiny["other_bytes"] = (2**18, 2**20)
     full, few = replace(points.FULL, **tiny), replace(points.FEW, **tiny)
     put(points, "FULL", full)
     put(points, "FEW", few)

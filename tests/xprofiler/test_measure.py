@@ -9,6 +9,7 @@ from xcore.document import read
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile, Table
 from xprofiler import attention_probe, machine, measure, points, store
+from xprofiler.points import FEW, FULL
 from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing
 from xrunner.models import Shard, load_model
@@ -43,7 +44,8 @@ def test_a_profile_has_every_table_positive_and_is_found_again(directory):
         assert min(table.values) > 0
         assert len(table.spread) == len(table.values)
     assert layer.decode_attention.covers(4, 48)  # the whole context
-    assert profile.switch and profile.switch.values[0] == 0.0 and profile.switch.covers(2**28)
+    assert profile.switch and profile.switch.values[0] == 0.0 and profile.switch.covers(2**20)
+    assert FULL.other_bytes[-1] == FEW.other_bytes[-1] == 2**28  # where the points aren't few
     assert points[-1][1] == points[-1][2] == len(points)
     spec = ModelSpec.from_directory(directory)
     stored = store.find(spec, "fp32", machine.provenance())
