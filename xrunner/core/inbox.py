@@ -7,6 +7,7 @@ sequences run: messages that the frontend hasn't read yet are kept here.
 import contextlib
 import select
 import socket
+import time
 from collections.abc import Sequence
 
 from xcore.batching import PrefixPool
@@ -42,6 +43,8 @@ _CHUNK = 2**18
 """Bytes that are read at once."""
 _LOOK_S, _COMPILING_S = 1.0, 2e-3
 """Longest wait of an idle engine, in seconds, before it checks whether it is to end or a grammar is compiled."""
+_SILENT_S = 1.0
+"""Longest time without a message, in seconds, while steps are made: the frontend takes a silent engine for stalled."""
 
 
 class Gone(Exception):
@@ -151,6 +154,7 @@ class Session:
         self._changes = 0
         self._compiling: Compiling[Request] = Compiling(engine.grammars)
         self._refused: list[Ended] = []
+        self._sent_s, self._cached = time.monotonic(), 0
         inbox.send(opened)
         inbox.begin()
 
@@ -202,12 +206,22 @@ class Session:
 
     def send(self, events: Sequence[Event]) -> None:
         """Send the events of the engine's steps, and the schedules that have taken over."""
-        if events or self._refused:
+        if events or self._refused or self._has_stepped():
             self.inbox.send(_stepped(self.engine, events, self._refused))
-            self._refused = []
+            self._refused, self._sent_s = [], time.monotonic()
         for change in self.engine.changes[self._changes :]:
             self.inbox.send(Changed(change.schedule))
             self._changes += 1
+
+    def _has_stepped(self) -> bool:
+        """Return whether steps without events have been made since the last message, if that was long ago.
+
+        A long prompt that is processed in parts takes many of them.
+        """
+        if time.monotonic() - self._sent_s < _SILENT_S:
+            return False
+        before, self._cached = self._cached, sum(sequence.cached for sequence in self.engine.ledger.resident)
+        return self._cached != before
 
 
 def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:

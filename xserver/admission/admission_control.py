@@ -141,8 +141,13 @@ class Admission:
 
     @property
     def cycle_s(self) -> float:
-        """Upper bound on the predicted time between two messages of a loaded engine: a prefill, or an iteration."""
-        return self._pace.first_s(self._pace.most) + self._pace.token_s(self._pace.most)
+        """Upper bound on the predicted time between two messages of a loaded engine: a prefill, or an iteration.
+
+        The prefill may be that of the longest sequence, with the tokens that a previous engine generated.
+        """
+        longest = max((len(o.request.prompt_ids) + len(o.tokens) for o in self._outputs()), default=0)
+        usual_s = self._pace.first_s(self._pace.most) + self._pace.token_s(self._pace.most)
+        return usual_s + (self._pace.prefill_s(longest, 0) if longest else 0.0)
 
     # ---- decisions ----
 

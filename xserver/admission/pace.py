@@ -84,9 +84,10 @@ class Pace:
         """Return the predicted seconds by which cached tokens shorten `first_s`, the time for a mean prompt."""
         if not cached:
             return 0.0
-        return max(0.0, self._prefill_s(self._input, 0) - self._prefill_s(input_tokens - cached, cached))
+        return max(0.0, self.prefill_s(self._input, 0) - self.prefill_s(input_tokens - cached, cached))
 
-    def _prefill_s(self, tokens: int, past: int) -> float:
+    def prefill_s(self, tokens: int, past: int) -> float:
+        """Return the predicted seconds of a prefill behind this many cached tokens."""
         chunks = Chunks((tokens,), (past,), 1)
         return sum(stage.step(chunks, 0, 0.0) for stage in self._cost.encode.costs)
 

@@ -124,6 +124,15 @@ def test_prompts_longer_than_planned_are_outside_the_promise_and_few():
     assert not admission(present).admit([(100, 50)], 100.0).long
 
 
+def test_an_engine_may_be_silent_for_longer_while_it_has_a_long_prompt():
+    """Otherwise it counts as stalled within the prefill, and the next engine again."""
+    present = outputs(4, 0)
+    made = admission(present)
+    before_s = made.cycle_s
+    present.append(Output(Request("9", (1,) * 5000, 50)))
+    assert made.cycle_s - before_s > made._pace.prefill_s(4000, 0)
+
+
 def test_a_slower_machine_makes_predictions_longer():
     present = outputs(16, 0)
     made = admission(present)
