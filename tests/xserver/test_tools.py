@@ -197,6 +197,22 @@ def test_errors_of_keys_with_several_types_do_not_name_the_types(scripted, body,
 
 
 @pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "'tools.0.type' should be 'function'"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "'tool_choice.type' should be 'function'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
+            "'messages.0.content.0.type' should be 'text'",
+        ),
+    ],
+)
+def test_of_an_object_whose_type_is_not_supported_only_the_type_is_named(scripted, body, words):
+    status, _, data = scripted.post(PATH, {"messages": ASK} | body)
+    assert status == 400 and json.loads(data)["error"]["message"] == f"{words}: this server supports no other type."
+
+
+@pytest.mark.parametrize(
     ("begun", "text", "follows"),
     [
         (False, "", True),

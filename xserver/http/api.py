@@ -195,6 +195,13 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
     async def kept(name: str) -> Response:
         raise ApiError(404, "This server keeps no responses: read the answer of POST /v1/responses.", "not_found")
 
+    @api.post("/v1/responses/{name:path}", include_in_schema=False)
+    async def unknown(name: str) -> Response:
+        message = (
+            "This server has only POST /v1/responses; POST /tokenize counts the tokens of a prompt or of messages."
+        )
+        raise ApiError(404, message, "not_found")
+
 
 def _of(client: str, work: ApiAnswer) -> ApiAnswer:
     """Return the answer with its client, whose runs of applications are its own."""

@@ -217,13 +217,13 @@ class ResponseDocument(Returned):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete", "in_progress"]
+    status: Literal["completed", "incomplete", "in_progress", "failed"]
     background: Literal[False]
-    error: None
+    error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: int | None
     model: str
     output: list[Json] = Field(description="Items of the types message, function_call and reasoning.")
     parallel_tool_calls: bool

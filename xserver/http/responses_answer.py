@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,10 +10,10 @@ from xserver.http.api_error import ApiError
 from xserver.http.chat import ChatAnswer
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice
-from xserver.http.responses_schemas import ChosenTool, ResponsesRequest, chat_of
+from xserver.http.responses_schemas import ChosenTool, ResponsesRequest, ResponseTool, chat_of, namespaces
 from xserver.http.tools import call_id
 from xserver.text.message_parts import MessagePart, Thought
-from xserver.text.text_log_probs import chat_logprobs
+from xserver.text.text_log_probs import content_logprobs
 from xserver.text.tool_calls import CallDelta
 
 Item = dict[str, Any]
@@ -21,6 +21,8 @@ _ABSENT = dict.fromkeys(("conversation", "prompt", "prompt_cache_diagnostics", "
 """Keys that clients read, of what this server doesn't have."""
 _PARAMS = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
 """The names of a chat's keys in the bodies of responses."""
+_SERVER = 500
+"""The least status of an error that isn't the request's fault."""
 
 
 class ResponsesAnswer(ChatAnswer):
@@ -30,9 +32,11 @@ class ResponsesAnswer(ChatAnswer):
 
     def __init__(self, body: ResponsesRequest, frontend: Frontend, answer_id: str, created: int | None = None):
         super().__init__(chat_of(body), frontend, answer_id, created)
-        self.asked = body
+        self.asked, self.namespaces = body, namespaces(body)
         self._number = 0
         """The number of the stream's next event."""
+        self._items: list[Item] = []
+        """The items of a streamed response so far."""
         self._encode = frontend.model.encode
 
     def prepare(self, frontend: Frontend) -> None:
@@ -58,13 +62,16 @@ class ResponsesAnswer(ChatAnswer):
     async def _events(self) -> AsyncIterator[dict[str, object]]:
         (choice,) = self.choices
         output, parser = ResponseOutput(self, choice), self.rules.parser()
-        begun = self._response([], None)
+        self._items = output.items
+        begun, logprobs = self._response([], None), list[object]()
         yield {"type": "response.created", "response": begun}
         yield {"type": "response.in_progress", "response": begun}
         async for piece in self.generation.pieces():
+            logprobs += content_logprobs(piece.logprobs) if self.body.logprobs else ()
             for part in [*parser.push(piece.text), *(parser.finish() if piece.finish_reason else ())]:
-                for event in output.add(part):
+                for event in output.add(part, logprobs):
                     yield event
+                logprobs = [] if isinstance(part, str) else logprobs
         for event in output.end():
             yield event
         ended = self._response(output.items, choice.finish_reason)
@@ -76,9 +83,12 @@ class ResponsesAnswer(ChatAnswer):
         return f"event: {document['type']}\ndata: {data}\n\n".encode()
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the event of an error."""
-        detail = {"code": error.code, "message": error.message, "param": error.param}
-        return self.event(self._numbered({"type": "error", **detail}))
+        """Return the events of an error, and of the failed response: some clients read only the latter."""
+        detail: Item = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        reason = {"code": "server_error" if error.status >= _SERVER else "invalid_prompt", "message": error.message}
+        failed = self._response(self._items, None) | {"status": "failed", "error": reason}
+        events: tuple[Item, Item] = detail, {"type": "response.failed", "response": failed}
+        return b"".join(self.event(self._numbered(event)) for event in events)
 
     last_event = b""
 
@@ -102,7 +112,7 @@ class ResponsesAnswer(ChatAnswer):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
-            "max_tool_calls": None,
+            "max_tool_calls": asked.max_tool_calls,
             "model": self._model,
             "output": items,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
@@ -112,7 +122,7 @@ class ResponsesAnswer(ChatAnswer):
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "text": {"format": shape.model_dump(by_alias=True, exclude_none=True) if shape else {"type": "text"}},
             "tool_choice": choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto",
-            "tools": [{"strict": False} | tool.model_dump(exclude_none=True) for tool in asked.tools or ()],
+            "tools": [_echoed(tool) for tool in asked.tools or ()],
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": "disabled",
@@ -139,6 +149,11 @@ class ResponsesAnswer(ChatAnswer):
         }
 
 
+def _echoed(tool: ResponseTool) -> dict[str, object]:
+    """Return a tool of the request as the response repeats it."""
+    return ({"strict": False} if tool.type == "function" else {}) | tool.model_dump(exclude_none=True)
+
+
 @contextmanager
 def _own_params() -> Iterator[None]:
     """Translate key names in errors from those of the chat to those of the original body."""
@@ -159,8 +174,8 @@ class ResponseOutput:
         self._open: Item | None = None
         self._calls = 0
 
-    def add(self, part: MessagePart) -> Iterator[dict[str, object]]:
-        """Add a part of the message; yield its events."""
+    def add(self, part: MessagePart, logprobs: Sequence[object] = ()) -> Iterator[dict[str, object]]:
+        """Add a part of the message; yield its events, those of a text with its log-probabilities."""
         if isinstance(part, CallDelta):
             if part.name is not None:
                 yield from self.end()
@@ -177,7 +192,7 @@ class ResponseOutput:
             yield from self._part_event("added")
         assert self._open
         self._open["content"][0]["text"] += text
-        yield self._text_event("delta", delta=text)
+        yield self._text_event("delta", logprobs, delta=text)
 
     def end(self) -> Iterator[dict[str, object]]:
         """End the item that is open; yield its events."""
@@ -190,8 +205,8 @@ class ResponseOutput:
         else:
             content = item["content"][0]
             if item["type"] == "message" and self._choice.logprobs:
-                content["logprobs"] = chat_logprobs(self._choice.logprobs)["content"]
-            yield self._text_event("done", text=content["text"])
+                content["logprobs"] = content_logprobs(self._choice.logprobs)
+            yield self._text_event("done", content.get("logprobs", ()), text=content["text"])
             yield from self._part_event("done")
         cut = self._choice.finish_reason == "length"
         item["status"] = "incomplete" if cut else "completed"
@@ -218,18 +233,19 @@ class ResponseOutput:
 
     def _call(self, part: CallDelta) -> Item:
         identity = call_id(self._answer.id, 0, part.index, self._answer.rules.tool_format)
-        call = {"call_id": identity, "name": part.name, "arguments": ""}
+        space, name = self._answer.namespaces.get(part.name or "", (None, part.name))
+        call = {"call_id": identity, "name": name, "arguments": ""} | ({"namespace": space} if space else {})
         return {"id": self._id("fc"), "type": "function_call", "status": "in_progress", **call}
 
     def _event(self, event_type: str, /, **values: object) -> dict[str, object]:
         assert self._open
         return {"type": event_type, "item_id": self._open["id"], "output_index": len(self.items) - 1, **values}
 
-    def _text_event(self, state: str, **values: object) -> dict[str, object]:
+    def _text_event(self, state: str, logprobs: Sequence[object], **values: object) -> dict[str, object]:
         assert self._open
         if self._open["type"] == "reasoning":
             return self._event(f"response.reasoning_text.{state}", content_index=0, **values)
-        return self._event(f"response.output_text.{state}", content_index=0, logprobs=[], **values)
+        return self._event(f"response.output_text.{state}", content_index=0, logprobs=list(logprobs), **values)
 
     def _part_event(self, state: str) -> Iterator[dict[str, object]]:
         assert self._open

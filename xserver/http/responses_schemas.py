@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from xserver.http.api_error import invalid
 from xserver.http.schemas import (
+    MAX_CALLED,
     MAX_CALLS,
     MAX_MESSAGES,
+    MAX_NAME,
+    MAX_TOOLS,
     ChatRequest,
     Document,
     FunctionTool,
@@ -31,6 +34,18 @@ class ContentPart(Document):
 
 
 Texts = str | list[ContentPart]
+LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""OpenAI's values of `include`: all but the first name parts that no answer of this server has."""
 
 
 class Item(Document):
@@ -42,19 +57,37 @@ class Item(Document):
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = Field(None, description="Has no effect.")
     call_id: str | None = Field(None, max_length=256)
-    name: str | None = Field(None, min_length=1, max_length=256)
+    name: str | None = Field(None, min_length=1, max_length=MAX_CALLED)
     arguments: str | None = None
     output: Texts | None = None
+    namespace: str | None = Field(None, max_length=64)
     id: str | None = Field(None, description="Has no effect.")
     status: str | None = Field(None, description="Has no effect.")
     phase: str | None = Field(None, description="Has no effect.")
 
 
-class ResponseTool(FunctionTool):
-    """A function that the model may call."""
+class ResponseFunction(FunctionTool):
+    """A function of a namespace."""
 
     type: Literal["function"]
     defer_loading: bool | None = Field(None, description="Has no effect.")
+
+
+class ResponseTool(FunctionTool):
+    """A function that the model may call, or a namespace of such functions."""
+
+    type: Literal["function", "namespace"]
+    defer_loading: bool | None = Field(None, description="Has no effect.")
+    tools: Annotated[list[ResponseFunction], Field(max_length=MAX_TOOLS)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "ResponseTool":
+        """Check that only a namespace has functions, and that it has no arguments."""
+        if self.type == "namespace" and (self.parameters or self.strict):
+            raise ValueError("is a namespace, which has no 'parameters' and no 'strict'")
+        if self.type == "function" and self.tools:
+            raise ValueError("is a function, which has no 'tools'")
+        return self
 
 
 class ChosenTool(Document):
@@ -107,7 +140,9 @@ class ResponsesRequest(Document):
     top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
     seed: Seed = None
-    tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
+    include: list[Included] | None = Field(None, description="Parts to return. Only log-probabilities exist.")
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    max_tool_calls: Whole | None = Field(None, ge=1, description="Has no effect.")  # it counts calls of OpenAI's tools
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -116,6 +151,7 @@ class ResponsesRequest(Document):
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = Field(None, description="Responses are never kept: answered as false.")
     metadata: dict[str, object] | None = None
+    client_metadata: dict[str, object] | None = Field(None, description="Has no effect.")
     user: str | None = Field(None, description="Has no effect.")
     service_tier: str | None = Field(None, description="Has no effect.")
     safety_identifier: str | None = Field(None, description="Has no effect.")
@@ -143,10 +179,10 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "logprobs": bool(body.top_logprobs),
+        "logprobs": bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
         "top_logprobs": body.top_logprobs,
         "seed": body.seed,
-        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tools": _functions(body.tools or ()),
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _format(wanted) if wanted else None,
@@ -192,7 +228,10 @@ def _join(messages: list[dict[str, Any]], item: Item, where: str) -> None:
         return
     if item.call_id is None or item.name is None or item.arguments is None:
         raise invalid(f"'{where}' is a call without 'call_id', 'name' or 'arguments'.", "input")
-    call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+    name = f"{item.namespace}.{item.name}" if item.namespace else item.name
+    if len(name) > MAX_CALLED:
+        raise invalid(f"'{where}' has a name of more than {MAX_CALLED} characters.", "input")
+    call = {"id": item.call_id, "function": {"name": name, "arguments": item.arguments}}
     calls = message.setdefault("tool_calls", [])
     if len(calls) == MAX_CALLS:
         raise invalid(f"'{where}' is one of more than {MAX_CALLS} calls without other items between them.", "input")
@@ -207,8 +246,32 @@ def _text(content: Texts) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _tool(tool: ResponseTool) -> dict[str, object]:
-    function = tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
+def namespaces(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
+    """Return the namespace and the name of each function in a namespace, by the name that the model sees."""
+    spaces = [tool for tool in body.tools or () if tool.type == "namespace"]
+    return {f"{space.name}.{inner.name}": (space.name, inner.name) for space in spaces for inner in space.tools or ()}
+
+
+def _functions(tools: Sequence[ResponseTool]) -> list[dict[str, object]]:
+    """Return the functions of a chat; a name in a namespace has the namespace's name before it, as its description."""
+    functions: list[dict[str, object]] = []
+    for place, tool in enumerate(tools):
+        if tool.type == "function":
+            functions.append(_function(tool))
+        for inner in tool.tools or ():
+            name = f"{tool.name}.{inner.name}"
+            if len(name) > MAX_NAME:
+                problem = f"has a function whose name with the namespace's exceeds {MAX_NAME - 1} characters"
+                raise invalid(f"'tools.{place}' {problem}.", "tools")
+            about = "\n".join(filter(None, [tool.description, inner.description]))
+            functions.append(_function(inner, name=name, description=about or None))
+    return functions
+
+
+def _function(tool: FunctionTool, **other: object) -> dict[str, object]:
+    function = tool.model_copy(update=other).model_dump(
+        include={"name", "description", "parameters", "strict"}, exclude_none=True
+    )
     return {"type": "function", "function": function}
 
 

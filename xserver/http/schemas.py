@@ -13,9 +13,11 @@ from xserver.http.unsupported import CHAT, COMPLETIONS, is_empty, without_neutra
 
 MAX_MESSAGES, MAX_CALLS = 4096, 128
 """Maximum number of a conversation's messages, and of a message's tool calls."""
+MAX_TOOLS, MAX_NAME, MAX_CALLED = 128, 64, 256
+"""Maximum number of a conversation's tools, and length of the name of a tool and of a called one, in characters."""
 _INT64 = 2**63
 _NAMED = {
-    "extra_forbidden": "is not known to this server",
+    "extra_forbidden": "is not known to this server: leave it out",
     "missing": "is missing",
     "string_unicode": "is not valid Unicode",
 }
@@ -170,7 +172,7 @@ class TextPart(Document):
 class CalledFunction(Document):
     """The function of a call, and its arguments as JSON."""
 
-    name: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=MAX_CALLED)
     arguments: str = ""
 
 
@@ -222,7 +224,7 @@ class Conversation(Document):
 class FunctionTool(Document):
     """A function that the model may call."""
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    name: str = Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}$")
     description: str | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
@@ -252,7 +254,7 @@ class ChatRequest(Sampled, Conversation):
     """The body of `POST /v1/chat/completions`."""
 
     endpoint = CHAT
-    tools: Annotated[list[ToolSpec], Field(max_length=128)] | None = None
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: Whole | None = Field(None, ge=0, lt=2**31)
@@ -305,22 +307,39 @@ def parsed(kind: type[DocumentT], data: dict[str, object]) -> DocumentT:
 def _problem(details: Sequence[ErrorDetails], data: dict[str, object]) -> ApiError:
     """Return the error of a body: the error of the wrong element, also if a key takes several types."""
     first = details[0]["loc"][:1]
-    places = [
-        (_place(detail["loc"], detail["type"] == "missing", data), detail)
-        for detail in details
-        if detail["loc"][:1] == first
-    ]
+    mine = [detail for detail in details if detail["loc"][:1] == first]
+    if unsupported := _unsupported_type(mine, data):
+        return unsupported
+    places = [(_place(detail["loc"], detail["type"] == "missing", data), detail) for detail in mine]
     place = max((place for place, _ in places), key=lambda place: (len(place), [str(part).zfill(9) for part in place]))
     there = [detail for other, detail in places if other == place]
     kinds = [detail["type"] for detail in there]
     if all(kind in _TYPES for kind in kinds):
         why = f"must be {' or '.join(dict.fromkeys(_TYPES[kind] for kind in kinds))}"
     else:
-        text = there[0]["msg"].removeprefix("Input ").removeprefix("Value error, ").rstrip(".")
-        why = _NAMED.get(kinds[0], text)
-    where, param = ".".join(map(str, place))[:128], str(first[0])[:128] if first else None
+        why = _NAMED.get(kinds[0], _message(there[0]))
     code = "unsupported_parameter" if "extra_forbidden" in kinds else "invalid_value"
-    return invalid(f"'{where}' {why}.", param, code)
+    return invalid(f"'{_dotted(place)}' {why}.", str(first[0])[:128] if first else None, code)
+
+
+def _unsupported_type(details: Sequence[ErrorDetails], data: dict[str, object]) -> ApiError | None:
+    """Return the error of an object whose `type` is not supported; its other errors follow from that."""
+    for detail in details:
+        if detail["type"] == "literal_error" and len(detail["loc"]) > 1 and detail["loc"][-1] == "type":
+            where = _dotted(_place(detail["loc"], False, data))
+            why = f"'{where}' {_message(detail)}: this server supports no other type."
+            return invalid(why, str(detail["loc"][0])[:128])
+    return None
+
+
+def _message(detail: ErrorDetails) -> str:
+    """Return pydantic's message, without its beginning and its full stop."""
+    return detail["msg"].removeprefix("Input ").removeprefix("Value error, ").rstrip(".")
+
+
+def _dotted(place: Sequence[int | str]) -> str:
+    """Return a place as text; it may have keys of the client's."""
+    return ".".join(map(str, place))[:128]
 
 
 def _place(loc: Sequence[int | str], missing: bool, data: object) -> tuple[int | str, ...]:

@@ -1,5 +1,6 @@
 """Keys of OpenAI's and vLLM's APIs without support: their neutral values ask for nothing, and are accepted."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,9 +44,7 @@ UNSUPPORTED = (
     Unsupported("conversation", (RESPONSES,)),
     Unsupported("previous_response_id", (RESPONSES,)),
     Unsupported("prompt", (RESPONSES,)),
-    Unsupported("include", (RESPONSES,), (["reasoning.encrypted_content"],)),
     Unsupported("truncation", (RESPONSES,), ("disabled",)),
-    Unsupported("max_tool_calls", (RESPONSES,)),
     Unsupported("moderation", _ALL),
     Unsupported("context_management", (RESPONSES,)),
     Unsupported("access_programs", (RESPONSES,)),
@@ -53,10 +52,11 @@ UNSUPPORTED = (
     Unsupported("image", (RESPONSES,)),
 )
 """The keys, in the order in which they are checked; null, false, "", [] and {} are neutral for all of them."""
+_WHOLE = "pass the whole conversation in 'input', as clients do that are set to 'store': false"
 _REASONS = {
     "background": "This server keeps no responses, so it can't run one in the background.",
-    "previous_response_id": "This server keeps no responses: pass the whole conversation in 'input'.",
-    "conversation": "This server keeps no conversations: pass the whole conversation in 'input'.",
+    "previous_response_id": f"This server keeps no responses: {_WHOLE}.",
+    "conversation": f"This server keeps no conversations: {_WHOLE}.",
 }
 
 
@@ -73,10 +73,15 @@ def without_neutral_keys(endpoint: str, data: Mapping[str, object]) -> dict[str,
             continue
         value = data[entry.key]
         if not is_empty(value) and not any(_same(value, neutral) for neutral in entry.neutral):
-            why = _REASONS.get(entry.key, f"'{entry.key}' is not supported by this server.")
-            raise invalid(why, entry.key, "unsupported_parameter")
+            raise invalid(_REASONS.get(entry.key, _why(entry)), entry.key, "unsupported_parameter")
         dropped.add(entry.key)
     return {key: value for key, value in data.items() if key not in dropped}
+
+
+def _why(entry: Unsupported) -> str:
+    """Return the reason for refusing a key, with the values that are accepted."""
+    accepted = "".join(f" or send {json.dumps(value)}" for value in entry.neutral)
+    return f"'{entry.key}' is not supported by this server: leave it out{accepted}."
 
 
 def _same(value: object, neutral: object) -> bool:

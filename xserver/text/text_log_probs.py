@@ -72,17 +72,21 @@ class PromptText:
         return entries
 
 
-def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, object]:
-    """Return the `logprobs` of a chat completion's choice."""
+def content_logprobs(entries: Iterable[TextLogProb]) -> list[dict[str, object]]:
+    """Return the log-probabilities of a message's tokens."""
 
     def document(data: bytes, logprob: float | None) -> dict[str, object]:
         return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
 
-    content = [
+    return [
         document(entry.data, entry.logprob) | {"top_logprobs": [document(*pair) for pair in entry.likeliest]}
         for entry in entries
     ]
-    return {"content": content, "refusal": None}
+
+
+def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, object]:
+    """Return the `logprobs` of a chat completion's choice."""
+    return {"content": content_logprobs(entries), "refusal": None}
 
 
 def completion_logprobs(entries: Sequence[TextLogProb]) -> dict[str, object]:
