@@ -65,10 +65,13 @@ class Output:
     """When it was given to the engine, by this process's monotonic clock."""
     due_s: float = math.inf
     """When it should have ended, by this process's monotonic clock; infinite: no limit."""
+    lost_engines: int = 0
+    """Engines in a row that ended while it waited for its next token."""
 
     def take(self, event: TokenEvent, now_s: float, zero_s: float) -> None:
         """Append a token that came at `now_s`, from an engine whose run began at `zero_s`."""
         self.tokens.append(event.token)
+        self.lost_engines = 0
         if event.logprob and self.request.logprobs is not None:
             self.logprobs.append(event.logprob)
         if event.prompt:
@@ -207,13 +210,29 @@ class EngineLink:
             self._moving = self._loading = False
             self.opened = None
 
+    def lost_engine(self, most: int) -> int:
+        """Count an engine that has ended unexpectedly.
+
+        Sequences that waited for their next token at the ends of `most` engines in a row end with an error: one of them
+        may be the cause. Returns their number.
+        """
+        for output in self.outputs.values():
+            output.lost_engines += 1
+        return self._end([output for output in self.outputs.values() if output.lost_engines >= most])
+
     def fail(self) -> None:
         """End all present and future sequences with an error: there will be no further engine."""
         self._failed = True
-        failed, self.outputs = list(self.outputs.values()), {}
-        for output in failed:
+        self._end(list(self.outputs.values()))
+
+    def _end(self, outputs: list[Output]) -> int:
+        """End sequences with an error; return their number."""
+        for output in outputs:
+            del self.outputs[output.request.id]
             output.ended = Ended(output.request.id, "error")
+        for output in outputs:
             output.announce()
+        return len(outputs)
 
     async def close(self) -> None:
         """Close the socket."""

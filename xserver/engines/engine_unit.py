@@ -20,6 +20,11 @@ from xserver.engines.unit_options import EngineUnitOptions
 
 _MOST_RESTARTS = 5
 """Number of engine ends in a row, without a completed request between them, after which the unit stops."""
+_MOST_LOST = 3
+"""Number of engine ends in a row, without a token between them, after which a request ends with an error.
+
+It may be the cause: then the others are answered by the next engine.
+"""
 _REFUSED = 2
 """Exit code of an engine that can't run its input and has printed the reason.
 
@@ -59,6 +64,8 @@ class EngineUnit:
         self._started_s = 0.0
         """When the engine was started, by the monotonic clock."""
         self._failures = 0
+        self._has_answered = False
+        """Whether a sequence has ended on one of its engines."""
         for link in links.values():
             link.on_stepped = self._stepped
 
@@ -97,6 +104,7 @@ class EngineUnit:
             if refused or not self._may_follow(opened) or self._failures >= _MOST_RESTARTS:
                 return code or 1  # the engine has printed the reason
             self._follows()
+            self._fail_suspects()
             text = f"the engine of {self.name} has ended (exit code {code}) and is restarted"
             output.note(text, event="engine_restart", code=code)
 
@@ -133,6 +141,16 @@ class EngineUnit:
     def _follows(self) -> None:
         """Prepare for another engine after one has ended."""
 
+    def _fail_suspects(self) -> None:
+        """End the requests with an error that waited at the ends of several engines, if others were answered before.
+
+        Otherwise the engines may fail whatever they run, and those of an earlier plan may answer the requests.
+        """
+        failed = sum(link.lost_engine(_MOST_LOST) for link in self.links.values()) if self._has_answered else 0
+        if failed:
+            text = f"{failed} sequences end with an error: {_MOST_LOST} engines ended while they waited for a token"
+            output.note(text, event="requests_failed", sequences=failed)
+
     async def _until(self, ending: "asyncio.Future[int]") -> int:
         """Wait for the engine's end."""
         return await ending
@@ -144,7 +162,7 @@ class EngineUnit:
 
     def _stepped(self, stepped: Stepped) -> None:
         if stepped.ended:
-            self._failures = 0
+            self._failures, self._has_answered = 0, True
 
     async def _disconnected(self) -> None:
         """Wait for the messages and the end of the connections of a process that has ended.

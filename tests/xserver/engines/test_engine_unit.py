@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.xcore import small_specs
 from tests.xmulti.serving.test_replanning import planned
 from xcore import document
 from xcore.batching.shared_pool import merged_pools
+from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, Share
 from xcore.specs.schedule import Schedule
@@ -158,3 +160,45 @@ def test_an_engine_that_refuses_what_it_was_given_is_not_started_again(tmp_path)
 
     assert asyncio.run(run(False)) == 2 and len(starts) == 1
     assert asyncio.run(run(True)) == 2 and len(starts) == engine_unit._MOST_RESTARTS
+
+
+def test_a_request_that_ends_every_engine_fails_alone(tmp_path):
+    """The others are answered by an engine after it, whether they came before or after."""
+    link, starts = EngineLink(), []
+
+    class Unit(EngineUnit):
+        def _may_follow(self, opened):
+            return True
+
+        @property
+        def _over(self):
+            return not link.outputs
+
+    async def run():
+        unit = Unit(EngineUnitOptions((UnitModel(tmp_path, "a"),), ()), {"a": link}, tmp_path, asyncio.Semaphore(1))
+        unit._stepped(SimpleNamespace(ended=("an earlier request",)))
+        deadly = link.add(request(9))
+        later = []
+
+        def start():
+            starts.append(list(link.outputs.values()))
+            if len(starts) == 2:
+                later.append(link.add(request(9)))
+            if deadly.request.id not in link.outputs:  # this engine answers all
+                link.outputs.clear()
+
+        unit._engine = Engine(start)
+        return deadly, later, await asyncio.wait_for(unit.run(), 10.0)
+
+    deadly, (other,), code = asyncio.run(run())
+    assert code == 0 and deadly.ended.reason == "error" and other.ended is None
+    assert len(starts) == engine_unit._MOST_LOST + 1 and starts[-1] == [other]
+
+
+def test_a_token_shows_that_a_request_does_not_end_engines():
+    link = EngineLink()
+    waits, goes_on = link.add(request(9)), link.add(request(9))
+    for _ in range(5):
+        link.lost_engine(5)
+        goes_on.take(TokenEvent("1", 0, 7, 0.5), 1.0, 0.0)
+    assert waits.ended.reason == "error" and goes_on.ended is None and [*link.outputs.values()] == [goes_on]
