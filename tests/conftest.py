@@ -14,7 +14,9 @@ from tests.thinned import LONG, THINNED
 
 gc.disable()  # while tests are collected, millions of objects come and stay: to look through them takes as long again
 
-settings.register_profile("exegpt", deadline=None)  # a busy machine is no failure
+EXAMPLES = 100 if os.environ.get("EXEGPT_TESTS") == "all" else 50
+"""Of a test that says no number itself; each run draws others."""
+settings.register_profile("exegpt", deadline=None, max_examples=EXAMPLES)  # a busy machine is no failure
 settings.load_profile("exegpt")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,13 +42,14 @@ SHARING = {
     **dict.fromkeys(("test_body", "test_chat", "test_completions", "test_journal", "test_openapi"), "server"),
     **dict.fromkeys(("test_faults", "test_logprobs", "test_openai_client", "test_prefix_caching"), "server"),
     **dict.fromkeys(("test_bench_serve", "test_policies", "test_rescheduling"), "server"),
+    **dict.fromkeys(("test_shared_devices", "test_simulate_plan"), "plan"),
 }
-"""The servers that files of tests/xserver share (its conftest.py): each is started by one process alone."""
+"""What files of tests/xserver and tests/xmulti share (their conftest.py): it is made by one process alone."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Deal files to processes in their order, and those that share servers to one process."""
+    """Deal files to processes in their order, and those that share a server or a plan to one process."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False  # by their numbers of tests, which don't take the same time
@@ -56,9 +59,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def _shared(test: str) -> str:
-    """Return what tests of one process have in common: the file, or the servers that it shares."""
+    """Return what tests of one process have in common: their file, or what it shares with others."""
     path = test.partition("::")[0]
-    return SHARING.get(Path(path).stem, path) if path.startswith("tests/xserver") else path
+    return SHARING.get(Path(path).stem, path) if path.startswith(("tests/xserver", "tests/xmulti")) else path
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied

@@ -211,8 +211,10 @@ def test_a_schedules_workload_says_that_its_lengths_depend_on_each_other():
     assert any("correlation in the trace is +0.8" in text for text in texts)
 
 
-def test_a_dtype_that_a_run_refuses_for_its_weights_is_named(tmp_path):
+def test_a_dtype_that_a_run_refuses_for_its_weights_is_named(tmp_path, monkeypatch):
     """Schedules may still be asked for: before a model is quantised, its gain is a question."""
+    for measured in ("matrix_flops_s", "read_bandwidth_bytes_s"):  # in a second, four times
+        monkeypatch.setattr(machine, measured, lambda **_: 1e10)
     create_model(tmp_path / "plain", "llama", layers=2, hidden=64, heads=2, kv_heads=1, ffn=128, vocab=300)
     quantize_model(tmp_path / "plain", tmp_path / "codes", bits=4, group_size=32)
     said = {

@@ -40,11 +40,11 @@ def exegpt():
 
 @pytest.fixture(scope="module", autouse=True)
 def short_frontiers():
-    """Reports draw the frontier of four bounds and not of nine, each of which is a search under all policies."""
+    """Reports draw the frontier of two bounds and not of eight, each of which is a search under all policies."""
     from xscheduler.setting_search import frontier_bounds
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frontier_bounds, "__defaults__", (2,))
+        patch.setattr(frontier_bounds, "__defaults__", (1,))
         yield
 
 

@@ -36,7 +36,7 @@ def requests(tmp_path):
 
 
 def test_line_4_a_run_without_a_profile_measures_a_few_points_once(exegpt, tiny, requests, cache):
-    command = ["run", "--model", tiny, "--requests", requests(12, 6), "--json"]
+    command = ["run", "--model", tiny, "--requests", requests(12, 6), "--policy", "orca", "--json"]
     first, second = (exegpt(*command).json for _ in range(2))
     assert first["schedule"] == second["schedule"]
     assert any("measured on this machine at a few points" in text for text in first["assumptions"])

@@ -23,6 +23,12 @@ def path(tmp_path_factory):
     return folder / "plan.json"
 
 
+@pytest.fixture
+def written(seallm_plan, tmp_path):
+    document.write(tmp_path / "plan.json", seallm_plan)
+    return tmp_path / "plan.json"
+
+
 @pytest.mark.slow
 def test_at_their_rates_all_models_meet_their_bounds(path, capsys, tmp_path):
     assert main(["simulate", "--plan", str(path), "--timeline", str(tmp_path / "trace.json"), "--json"]) == 0
@@ -88,12 +94,12 @@ def test_requests_beyond_a_models_context_are_scaled_on_request_as_those_of_one_
     assert not any("context" in text for text in fits.assumptions)
 
 
-def test_options_that_a_plan_says_itself_are_refused(path, capsys):
-    assert main(["simulate", "--plan", str(path), "--model", "opt-13b"]) == 2
+def test_options_that_a_plan_says_itself_are_refused(written, capsys):
+    assert main(["simulate", "--plan", str(written), "--model", "opt-13b"]) == 2
     assert "--model cannot be combined with --plan" in capsys.readouterr().err
-    assert main(["simulate", "--plan", str(path), "--replay", "missing.csv"]) == 2
+    assert main(["simulate", "--plan", str(written), "--replay", "missing.csv"]) == 2
     assert "There is no trace file 'missing.csv'" in capsys.readouterr().err
-    assert main(["simulate", "--plan", str(path), "--replay", str(path.parent)]) == 2
+    assert main(["simulate", "--plan", str(written), "--replay", str(written.parent)]) == 2
     assert "is a folder: name a trace file in it" in capsys.readouterr().err
 
 
@@ -102,11 +108,11 @@ def test_options_that_a_plan_says_itself_are_refused(path, capsys):
     [
         ({"control": {"max_num_seqs": 0}}, "models.0.schedule: The control variables of policy "),
         ({"policy": "magic"}, "models.0.schedule: There is no policy 'magic'"),
-        ({"replicas": 2}, "Model 'busy' has 2 devices, but a schedule for 4: run `exegpt plan` again"),
+        ({"replicas": 2}, "Model 'busy' has 1 device, but a schedule for 2: run `exegpt plan` again"),
     ],
 )
-def test_a_schedule_that_can_not_be_followed_is_refused(change, sentence, path, tmp_path, capsys):
-    plan = document.read_json(path)
+def test_a_schedule_that_can_not_be_followed_is_refused(change, sentence, written, tmp_path, capsys):
+    plan = document.read_json(written)
     plan["models"][0]["schedule"] |= change
     (tmp_path / "odd.json").write_text(document.dumps(plan))
     assert main(["simulate", "--plan", str(tmp_path / "odd.json")]) == 2
@@ -114,10 +120,10 @@ def test_a_schedule_that_can_not_be_followed_is_refused(change, sentence, path, 
     assert sentence in printed.err and printed.err.count("\n") == 1
 
 
-def test_one_model_is_counted_as_one(path, tmp_path, capsys):
+def test_one_model_is_counted_as_one(written, tmp_path, capsys):
     trace = tmp_path / "trace.csv"
     trace.write_text("model,input,output\nidle,100,20\n")
-    assert main(["simulate", "--plan", str(path), "--replay", str(trace)]) == 0
+    assert main(["simulate", "--plan", str(written), "--replay", str(trace)]) == 0
     assert ": 1 model on" in capsys.readouterr().out
 
 
@@ -132,9 +138,10 @@ def test_one_model_is_counted_as_one(path, tmp_path, capsys):
         ({"name": "idle"}, "has model 'idle' twice on the devices"),
     ],
 )
-def test_a_plan_with_odd_numbers_is_refused(change, sentence, path, tmp_path, capsys):
-    plan = document.read_json(path)
-    place = next(place for place, model in enumerate(plan["models"]) if model["name"] == "busy")
+def test_a_plan_with_odd_numbers_is_refused(change, sentence, written, tmp_path, capsys):
+    plan = document.read_json(written)
+    changed = "rare" if "name" in change else "busy"  # which shares the device of the other one of its name
+    place = next(place for place, model in enumerate(plan["models"]) if model["name"] == changed)
     plan["models"][place] |= change
     (tmp_path / "odd.json").write_text(document.dumps(plan))
     assert main(["simulate", "--plan", str(tmp_path / "odd.json")]) == 2

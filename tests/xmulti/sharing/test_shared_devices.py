@@ -51,8 +51,8 @@ def demands(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def planned(demands):
-    return functools.cache(lambda method: make_plan(demands, CLUSTER, method))
+def planned(demands, seallm_plan):
+    return functools.cache(lambda method: seallm_plan if method == "seallm" else make_plan(demands, CLUSTER, method))
 
 
 LONG = [pytest.param(method, marks=pytest.mark.slow) for method in ("alpaserve", "muxserve", "temporal")]
