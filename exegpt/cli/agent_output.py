@@ -11,6 +11,7 @@ from xcore.console.schedule_text import schedule_text, variables_text
 from xcore.duration import format_duration
 from xcore.quantity import percent_text
 from xscheduler.drafts import gain_texts
+from xscheduler.expert_divisions import divided_as
 from xscheduler.setting_search import ranked, reasons
 
 
@@ -27,7 +28,8 @@ def answer(problem: TuneProblem) -> int:
 
 def agents_document(answer: AgentAnswer, problem: TuneProblem) -> dict[str, object]:
     """Return the object that `tune --agents --json` prints."""
-    best, most, setting = answer.best, answer.most, problem.settings[0]
+    best, most = answer.best, answer.most
+    setting = divided_as(problem.settings[0], best.tuned.schedule)
     document = answer_document(
         best.tuned,
         setting,
@@ -50,7 +52,8 @@ def agents_document(answer: AgentAnswer, problem: TuneProblem) -> dict[str, obje
 
 
 def _print(answer: AgentAnswer, problem: TuneProblem) -> None:
-    best, setting, which = answer.best, problem.settings[0], f"p{problem.search.bound.percentile:g}"
+    best, which = answer.best, f"p{problem.search.bound.percentile:g}"
+    setting = divided_as(problem.settings[0], best.tuned.schedule)
     tuned = best.tuned
     output.notes((*setting.assumptions, *answer.notes))
     columns = ("policy", "turns/s", "tok/s", "latency", f"TTFT {which}", f"TPOT {which}", "cached", "schedule")
