@@ -129,9 +129,11 @@ def test_a_search_starts_without_what_is_slow_to_start():
 
 
 def test_every_command_shows_an_example():
-    for command in (["demo"], ["tune"], ["run"], ["bench"], ["simulate"], ["profile"], ["show"], ["list"]):
-        assert "Example: exegpt" in python(f"from exegpt.cli import main; main({[*command, '--help']})", ROOT)
-    assert "Example: exegpt" in python("from exegpt.cli import main; main(['model', 'create', '--help'])", ROOT)
+    commands = ["demo", "tune", "run", "bench", "simulate", "profile", "show", "list", "model create"]
+    calls = "".join(f"\nmain({[*command.split(), '--help']})" for command in commands)
+    helps = python(f"from exegpt.cli import main{calls}", ROOT).split("Usage: ")[1:]
+    assert [text.split(" [")[0] for text in helps] == [f"exegpt {command}" for command in commands]
+    assert all("Example: exegpt" in text for text in helps)
 
 
 LOADS_OPENMP = """

@@ -13,6 +13,7 @@ THINNED = {
     "exegpt/loadtest/test_open_loop.py::test_what_other_servers_leave_out_is_no_error": 4,
     "kernels/test_attention.py::test_kernel_and_reference_are_attention": 6,
     "kernels/test_attention_flashinfer.py::test_flashinfer_is_planned_for_the_same_attention": 5,
+    "kernels/test_attention_gpu.py::test_half_precision": 3,
     "kernels/test_attention_gpu.py::test_heads_and_blocks": 4,
     "kernels/test_attention_gpu.py::test_variants": 4,
     "kernels/test_attention_gpu.py::test_work_lists": 3,

@@ -23,8 +23,8 @@ def printed(capsys, *words):
 
 
 def test_tune_is_the_command(capsys):
-    found = exegpt.tune(*WHERE, latency_bound=5.0)
-    command = printed(capsys, "tune", "--latency-bound", "5s", "--no-advice", *TYPED)
+    found = exegpt.tune(*WHERE, latency_bound=5.0, policy="orca,chunked")
+    command = printed(capsys, "tune", "--latency-bound", "5s", "--policy", "orca,chunked", "--no-advice", *TYPED)
     data = found.to_dict()
     assert json.loads(json.dumps(data["estimate"])) == command["estimate"]
     assert data["schedule"]["control"]["max_num_seqs"] == command["schedule"]["control"]["max_num_seqs"]
