@@ -66,6 +66,13 @@ class AgentsTuned:
     """The share of the prompts' tokens found in the cache, for each policy with a schedule."""
     closest: Schedule | None
     """The answer's schedule, or without one the schedule that exceeds the bounds the least."""
+    played: Played | None
+    """The result of the replay of the closest schedule."""
+
+    @property
+    def rate_seq_s(self) -> float:
+        """The turns/s of the answer; 0 without one."""
+        return _rate(self.tuned)
 
 
 def tune_agents(
@@ -248,15 +255,46 @@ def _answer(
             alternatives.append(Alternative(policy, None, None, f"{late} with {counted(agents, 'agent')}"))
         else:
             estimate, shares[policy] = search.meter.estimate(lead.schedule)
-            behind = 1 - fastest / lead.played.seconds
-            reason = "has the highest turn throughput, or as high as any other policy"
-            if behind >= TIE:
-                reason = f"has {percent_text(behind)} fewer turns per second than the best policy"
+            reason = _reason(1 - fastest / lead.played.seconds)
             alternatives.append(Alternative(policy, lead.schedule, estimate, reason))
     best = preferred(
         (a for a in alternatives if a.schedule), lambda a: 1.0 / leads[a.policy].played.seconds, lambda a: a.policy
     )
     closest = min(leads.values(), key=lambda lead: lead.played, default=None)
     schedule = best.schedule if best else None
+    nearest = leads[best.policy] if best else closest
     tuned = Tuned(schedule, best.estimate if best else None, tuple(alternatives), cost, None, ())
-    return AgentsTuned(tuned, agents, shares, schedule or (closest.schedule if closest else None))
+    found = nearest.schedule if nearest else None
+    return AgentsTuned(tuned, agents, shares, schedule or found, nearest.played if nearest else None)
+
+
+def _reason(behind: float) -> str:
+    """Return how many fewer turns per second a policy has than the best one, as text."""
+    if behind >= TIE:
+        return f"has {percent_text(behind)} fewer turns per second than the best policy"
+    return "has the highest turn throughput, or as high as any other policy"
+
+
+def _rate(answer: Tuned | Alternative) -> float:
+    return answer.estimate.throughput_seq_s if answer.estimate else 0.0
+
+
+def best_of(answers: Sequence[AgentsTuned]) -> AgentsTuned:
+    """Return the answer with each policy's best schedule of several searches of the same policies."""
+    best = max(answers, key=lambda answer: answer.rate_seq_s)
+    if not best.rate_seq_s:
+        best = min(answers, key=lambda answer: (answer.played is None, answer.played))
+    alternatives, shares = [], dict[str, float]()
+    for place in range(len(best.tuned.alternatives)):
+        source = max(answers, key=lambda answer: _rate(answer.tuned.alternatives[place]))
+        found = source.tuned.alternatives[place]
+        if found.schedule:
+            shares[found.policy] = source.cached_shares[found.policy]
+            found = replace(found, reason=_reason(1 - _rate(found) / best.rate_seq_s))
+        else:
+            found = best.tuned.alternatives[place]
+        alternatives.append(found)
+    costs = [answer.tuned.search for answer in answers]
+    sums = {name: sum(getattr(s, name) for s in costs) for name in ("evaluations", "space", "seconds", "replays")}
+    tuned = replace(best.tuned, alternatives=tuple(alternatives), search=replace(best.tuned.search, **sums))
+    return replace(best, tuned=tuned, cached_shares=shares)

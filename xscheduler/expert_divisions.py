@@ -31,7 +31,7 @@ def with_divisions(setting: Setting) -> Setting:
     found = f"divided as is best: {', '.join(ways)}; --expert-parallel or --attention-dp N (1: parts) chooses one"
     now = split_text(setting.model, setting.profile)
     texts = (text.replace(now, found) if text.startswith("experts: ") else text for text in setting.assumptions)
-    return replace(dividing, assumptions=tuple(texts))
+    return replace(dividing, assumptions=tuple(text for text in texts if not text.startswith("latent attention: ")))
 
 
 def divided(setting: Setting) -> list[Setting]:
@@ -47,8 +47,11 @@ def divisions(setting: Setting) -> tuple[Division, ...]:
 
 
 def divided_as(setting: Setting, schedule: Schedule | None) -> Setting:
-    """Return the setting with the division of a schedule that its search has found."""
-    if schedule is None or not setting.divides or schedule.model.spec.experts == setting.model.experts:
+    """Return the setting with only the division of a schedule that its search has found."""
+    if schedule is None or not setting.divides:
+        return setting
+    setting = replace(setting, divides=False)
+    if schedule.model.spec.experts == setting.model.experts:
         return setting
     return _as(setting, replace(setting.model, experts=schedule.model.spec.experts))
 

@@ -65,9 +65,10 @@ def hourly_replicas(
 
 
 def _fewest(meter: Meter, schedule: Schedule, each: float, rate_seq_s: float) -> int:
-    replicas = least(rate_seq_s, each)
+    group = schedule.model.spec.attention_dp  # of replicas that share experts
+    replicas = group * least(rate_seq_s, group * each)
     while replicas < schedule.replicas:
         if meter.sustains(replace(schedule, replicas=replicas), rate_seq_s, REQUESTS_AN_HOUR):
             return replicas
-        replicas += 1
+        replicas += group
     return schedule.replicas

@@ -18,7 +18,7 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xcore.specs.workload import Workload
 from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Goodput, Meter, RateBounds
-from xscheduler.open_search import COUNTS, Lead, OpenSearch
+from xscheduler.open_search import COUNTS, PATIENCE, Lead, OpenSearch
 from xscheduler.open_searches import SearchedAt, problem_at, searches_at, thread_count
 from xscheduler.rate_sample import REQUESTS, WARM_UP, Arrivals
 from xscheduler.search import Method, Search
@@ -318,14 +318,17 @@ def _grids(
 ) -> dict[Key, list[Lead]]:
     """Return the best points on the grid of every policy and division, the best first.
 
-    The last divisions have the fewest layouts: their best points reject most of the others' points.
+    The last divisions have the fewest layouts. Their best points reject points of the others, unless these have so many
+    spaces that a search looks at the first ones only (`PATIENCE`): the best of them may be further behind.
     """
     grids: dict[Key, list[Lead]] = {}
     best: dict[str, float] = {}
     """The highest rate of each policy so far."""
 
     def grid(key: Key) -> list[Lead]:
-        return searches[key].grid(CLOSE * max(floor, best.get(key[0], 0.0)))
+        search = searches[key]
+        least = best.get(key[0], 0.0) if len(search.members) <= PATIENCE else 0.0
+        return search.grid(CLOSE * max(floor, least))
 
     for division in sorted({place for _, place in searches}, reverse=True):
         keys = [key for key in searches if key[1] == division]

@@ -57,7 +57,8 @@ def search(
 
         exhaustive(all_spaces(spaces), incumbent)
     elif method == "optuna":
-        black_box(all_spaces(spaces), incumbent)
+        if spaces:
+            black_box(all_spaces(spaces), incumbent)
     else:
         raise InputError(f"There is no search method '{method}': use bnb, exhaustive or optuna.")
     return SearchResult(

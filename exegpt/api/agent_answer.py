@@ -20,7 +20,7 @@ from xcore.traces.fit_context import fit_context
 from xcore.traces.labels import Labels
 from xcore.traces.trace import form_of, labels_of, read_labels, read_trace
 from xscheduler.agent_sample import AgentSample, AgentWork, drawn_for
-from xscheduler.agent_search import AgentsTuned, tune_agents
+from xscheduler.agent_search import AgentsTuned, best_of, tune_agents
 from xscheduler.drafts import DraftGain, Drafts, draft_gain
 from xscheduler.expert_divisions import divided, divided_as
 from xscheduler.export import Export
@@ -111,25 +111,19 @@ def _caching_notes(best: AgentsTuned) -> list[str]:
 def _searched(
     problem: TuneProblem, sample: AgentSample, limits: Limits, progress: Callable[[int, int], None]
 ) -> AgentsTuned:
-    """Return the best schedules, of the division of experts and the draft tokens with the highest turn throughput."""
+    """Return each policy's best schedule over all divisions of experts and numbers of draft tokens."""
     answers: list[AgentsTuned] = []
 
     def rate(setting: Setting) -> float:
         answers.append(tune_agents(setting, sample, limits, problem.search, progress))
-        return _rate(answers[-1])
+        return answers[-1].rate_seq_s
 
     for setting in divided(problem.settings[0]):
         if problem.drafts is None:
             rate(setting)
         else:
             _best_drafted(setting, problem.drafts, rate)
-    best, costs = max(answers, key=_rate), [answer.tuned.search for answer in answers]
-    sums = {name: sum(getattr(s, name) for s in costs) for name in ("evaluations", "space", "seconds", "replays")}
-    return replace(best, tuned=replace(best.tuned, search=replace(best.tuned.search, **sums)))
-
-
-def _rate(answer: AgentsTuned) -> float:
-    return answer.tuned.estimate.throughput_seq_s if answer.tuned.estimate else 0.0
+    return best_of(answers)
 
 
 def _best_drafted(setting: Setting, drafts: Drafts, rate: Callable[[Setting], float]) -> None:

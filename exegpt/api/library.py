@@ -22,6 +22,7 @@ from xmulti.files.stage_plan import StagePlan
 from xmulti.plans.plan_answer import answer as plan_answer
 from xmulti.plans.planning import METHODS
 from xscheduler.engine_settings import EngineSettings
+from xscheduler.expert_divisions import divided_as
 from xscheduler.tuned import Tuned
 
 Duration = float | str | None
@@ -130,7 +131,8 @@ def tune(
         tuned = replace(rated.tuned, rate_seq_s=rated.rate_seq_s, goodput_seq_s=best)
     else:
         tuned = tune_bounds(problem)[0].tuned
-    return replace(tuned, assumptions=(*problem.settings[0].assumptions, *tuned.assumptions))
+    assumptions = divided_as(problem.settings[0], tuned.schedule).assumptions
+    return replace(tuned, assumptions=(*assumptions, *tuned.assumptions))
 
 
 def simulate(

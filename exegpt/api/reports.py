@@ -12,6 +12,7 @@ from xcore.console import output
 from xcore.console.comparison import Comparison
 from xcore.console.schedule_text import bound_text, schedule_text
 from xcore.quantity import count_text, figure_text
+from xscheduler.expert_divisions import divided_as
 from xscheduler.setting_search import SearchOptions, frontier, frontier_bounds, ranked, search_schedule
 from xscheduler.settings import Setting
 
@@ -30,6 +31,7 @@ def write_search_report(
     """Write a report with the best schedule under each bound and the frontier, which is searched here."""
     more = [search_schedule(setting, b, **vars(options)) for b in frontier_bounds(setting, **vars(options))]
     best = next((answer for answer in reversed(answers) if answer.schedule), answers[-1])
+    setting = divided_as(setting, best.schedule)
     assumptions = (*setting.assumptions, *best.assumptions)
     stages = (COLUMNS, *map(tuple, stage_rows(best.schedule, best.estimate))) if best.schedule else ()
     report = Report(

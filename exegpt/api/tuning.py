@@ -253,7 +253,8 @@ def _on_engine(problem: TuneProblem, tuned: "Tuned", bound_s: float | None) -> "
     setting, drafts = problem.settings[0], problem.drafts
     engine = engine_of(setting.profile).name
     policies = tuple(policy for policy in problem.search.policies if runs(engine, policy))
-    if drafts is None or len(drafts.lengths) == 1 or setting.own is None or not policies:
+    only = policies in ((), problem.search.policies)
+    if drafts is None or len(drafts.lengths) == 1 or setting.own is None or only:
         return best_on(tuned, engine)
     return best_on(search_drafts(setting, bound_s, drafts, replace(problem.search, policies=policies)), engine)
 
@@ -338,7 +339,9 @@ def tune_rates(problem: TuneProblem) -> list[RateAnswer]:
     bests = [answer.offers[0] for answer in answers]
     last = next((best for best in reversed(bests) if best.feasible), bests[-1])
     _write_export(problem, last.export)
-    _write(problem, last.setting, written(problem, last.rated.tuned), [last.rated.tuned])
+    asked_setting = next(setting for setting in problem.settings if setting.cluster == last.setting.cluster)
+    reported = replace(asked_setting, speculation=last.setting.speculation)
+    _write(problem, reported, written(problem, last.rated.tuned), [last.rated.tuned])
     return answers
 
 

@@ -1,18 +1,27 @@
 """The divisions of experts that a search tries: its answer is the best of searching each alone."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from tests.xcore.small_specs import schedule
 from xcore.specs.bound import ALL_REQUESTS
+from xcore.specs.estimate import Estimate
+from xscheduler.agent_search import AgentsTuned, best_of
 from xscheduler.expert_divisions import divided, divided_as, with_divisions
 from xscheduler.goodput import RateBounds
+from xscheduler.hourly_replicas import _fewest
+from xscheduler.list_meter import Played
 from xscheduler.rate_sample import Arrivals
+from xscheduler.search import Search, search
 from xscheduler.setting_at_rates import search_at_rates
 from xscheduler.setting_search import SearchOptions, advise, search_schedule
 from xscheduler.settings import find_setting
+from xscheduler.tuned import Alternative, Tuned
 from xsimulator import estimate
 
+ESTIMATE = Estimate(10.0, 100.0, 1.5, 1.0, 1.5, 0.2, 0.05, 0.5, 0.1)
 POLICIES = ("orca", "chunked", "rra")
 
 
@@ -80,10 +89,49 @@ def test_what_was_searched_is_said_and_the_accuracy_of_the_answers_division():
 def test_no_division_alone_sustains_more():
     setting = setting_of("mixtral-8x7b", "4xA100-80GB")
     arrivals, bounds = Arrivals.poisson(setting.workload, 4096, count=4000), RateBounds(10.0, 1.0, None)
-    search = SearchOptions(ALL_REQUESTS, bounds.ttft_s, None, ("chunked", "orca"), "bnb", 0.0)
-    (found,) = search_at_rates(setting, arrivals, bounds, (4.0,), search, False)
-    alone = [search_at_rates(one, arrivals, bounds, (4.0,), search, False)[0] for one in divided(setting)]
+    options = SearchOptions(ALL_REQUESTS, bounds.ttft_s, None, ("chunked", "orca"), "bnb", 0.0)
+    (found,) = search_at_rates(setting, arrivals, bounds, (4.0,), options, False)
+    alone = [search_at_rates(one, arrivals, bounds, (4.0,), options, False)[0] for one in divided(setting)]
     assert found.highest_rate_seq_s == pytest.approx(max(one.highest_rate_seq_s for one in alone), rel=0.01)
     for policy, best in found.sustained.items():
         each = [one.sustained[policy].goodput_seq_s for one in alone if policy in one.sustained]
         assert best.goodput_seq_s >= 0.93 * max(each)  # policies far behind the best are not refined
+
+
+def test_hours_have_whole_groups_of_replicas_that_share_experts():
+    shared = next(one for one in divided(setting_of("mixtral-8x7b", "4xH200-SXM")) if one.model.attention_dp == 2)
+    schedule = search_schedule(shared, None, policies=("orca",)).schedule
+    tried = []
+    meter = SimpleNamespace(sustains=lambda at, rate, count: tried.append(at.replicas))
+    assert schedule.replicas == 4 and _fewest(meter, schedule, 1.0, 1.5) == 4 and tried == [2]
+
+
+def test_a_search_of_no_spaces_finds_nothing():
+    for method in ("bnb", "optuna", "exhaustive"):
+        result = search([], method)
+        assert result.space is None and result.throughput == 0.0
+
+
+def test_agents_get_each_policys_best_of_several_searches():
+    def answer(orca, rra, excess=0.0):
+        made = schedule("orca")
+        others = [
+            Alternative(
+                policy, rate and made, rate and replace(ESTIMATE, throughput_seq_s=rate), "late" if not rate else ""
+            )
+            for policy, rate in (("orca", orca), ("rra", rra))
+        ]
+        best = max(others, key=lambda other: other.estimate.throughput_seq_s if other.estimate else 0.0)
+        tuned = Tuned(best.schedule, best.estimate, tuple(others), Search("racing", 1, 2, 0.5, 3), None, ())
+        shares = {other.policy: other.estimate.throughput_seq_s for other in others if other.estimate}
+        return AgentsTuned(tuned, 9, shares, made, Played(excess, 1.0, 1.0))
+
+    found = best_of([answer(2.0, 1.0), answer(3.0, None), answer(1.0, 1.5)])
+    assert found.cached_shares == {"orca": 3.0, "rra": 1.5} and found.rate_seq_s == 3.0
+    assert [other.reason for other in found.tuned.alternatives] == [
+        "has the highest turn throughput, or as high as any other policy",
+        "has 50% fewer turns per second than the best policy",
+    ]
+    assert (found.tuned.search.evaluations, found.tuned.search.replays) == (3, 9)
+    late = [answer(None, None, excess) for excess in (0.3, 0.1, 0.2)]
+    assert best_of(late).played == late[1].played

@@ -13,7 +13,7 @@ from xcore.specs.bound import ALL_REQUESTS, PAPER_BOUND
 from xcore.specs.estimate import Estimate
 from xscheduler import open_tune
 from xscheduler.goodput import LEAST_LOAD, Goodput, RateBounds
-from xscheduler.open_search import COUNTS
+from xscheduler.open_search import COUNTS, PATIENCE
 from xscheduler.open_tune import (
     MOST_EXHAUSTIVE,
     Sustained,
@@ -35,7 +35,8 @@ ESTIMATE = Estimate(10.0, 100.0, 1.5, 1.0, 1.5, 0.2, 0.05, 0.5, 0.1)
 class Racing:
     """A policy's search whose grid leads with one goodput, and which comes to another when it is refined."""
 
-    def __init__(self, grid, refined=None, profile="profile"):
+    def __init__(self, grid, refined=None, profile="profile", spaces=1):
+        self.members = range(spaces)
         self.meter = SimpleNamespace(profile=profile)
         self.leads = [] if grid is None else [SimpleNamespace(goodput=grid), SimpleNamespace(goodput=grid / 2)]
         self.closer = [] if refined is None else [SimpleNamespace(goodput=refined)]
@@ -115,6 +116,8 @@ def test_a_division_of_the_experts_is_only_looked_at_above_the_same_policys_best
         ("orca", 1): Racing(1.0, 1.0),
         ("chunked", 0): Racing(0.97, 0.99),
         ("chunked", 1): Racing(None),
+        ("rra", 0): Racing(0.5, spaces=PATIENCE + 1),
+        ("rra", 1): Racing(0.6),
     }
     found = _raced(searches, lambda *at: None)
     assert {key: search.floor for key, search in searches.items()} == {
@@ -122,6 +125,8 @@ def test_a_division_of_the_experts_is_only_looked_at_above_the_same_policys_best
         ("chunked", 1): 0.0,
         ("orca", 0): 0.93,
         ("chunked", 0): 0.0,
+        ("rra", 1): 0.0,
+        ("rra", 0): 0.0,  # of many spaces, the first ones may be far behind the best
     }
     assert not searches["orca", 0].looked_closer and found["orca", 1].count == found["chunked", 0].count == REQUESTS
 
