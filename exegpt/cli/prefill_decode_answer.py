@@ -68,6 +68,8 @@ def print_prefill_decode(offer: ClusterOffer, problem: TuneProblem) -> None:
         f"keys and values of a prompt take {format_duration(answer.transfer_s)} to a decode replica on average",
         "accuracy: not compared with a deployment whose decode replicas only decode",
     ]
+    if problem.settings[0].divides:
+        lines.append("experts: the devices of a replica have a part of each; other divisions are not searched for it")
     output.listed(f"Prefill and decode replicas: {answer.plan.name}", lines)
     if problem.target and offer.prefill_decode.commands:
         for command in offer.prefill_decode.commands:

@@ -31,23 +31,17 @@ def variables_text(schedule: Schedule) -> str:
 def stages_text(schedule: Schedule) -> str:
     """Return a schedule's stages and replicas in brief: `PP2×TP4, EP`, `encode TP2 + decode PP3 of TP2,2 TP1`."""
     parts = []
+    spec = schedule.model.spec
     for phase in ("encode", "both", "decode"):
         degrees = [stage.tp for stage in schedule.stages if stage.phase == phase]
         if degrees:
-            parts.append(("" if phase == "both" else f"{phase} ") + _pipeline_text(degrees))
+            whole = spec.attention_dp == 1 and any(spec.expert_parallel(tp, schedule.dtype) for tp in degrees)
+            name = "" if phase == "both" else f"{phase} "
+            parts.append(f"{name}{_pipeline_text(degrees)}{', EP' if whole else ''}")
     text = " + ".join(parts)
     text = f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
-    text += _experts_text(schedule)
+    text += f", attention DP{spec.attention_dp}" if spec.attention_dp > 1 else ""
     return f"{text}, {counted(schedule.idle, 'device')} idle" if schedule.idle else text
-
-
-def _experts_text(schedule: Schedule) -> str:
-    """Return how devices share experts, if not by parts: `, EP` or `, attention DP8`."""
-    spec = schedule.model.spec
-    if spec.attention_dp > 1:
-        return f", attention DP{spec.attention_dp}"
-    whole = any(spec.expert_parallel(stage.tp, schedule.dtype) for stage in schedule.stages)
-    return ", EP" if whole else ""
 
 
 def _pipeline_text(degrees: list[int]) -> str:
