@@ -5,11 +5,11 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.sharing import shared_by
 from tests.thinned import LONG, THINNED
 
 gc.disable()  # while tests are collected, millions of objects come and stay: to look through them takes as long again
@@ -37,16 +37,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-SHARING = {
-    **dict.fromkeys(("test_client_libraries", "test_responses", "test_tools"), "tools"),
-    **dict.fromkeys(("test_body", "test_chat", "test_completions", "test_journal", "test_openapi"), "server"),
-    **dict.fromkeys(("test_faults", "test_logprobs", "test_openai_client", "test_prefix_caching"), "server"),
-    **dict.fromkeys(("test_bench_serve", "test_policies", "test_rescheduling"), "server"),
-    **dict.fromkeys(("test_shared_devices", "test_simulate_plan"), "plan"),
-}
-"""What files of tests/xserver and tests/xmulti share (their conftest.py): it is made by one process alone."""
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Deal files to processes in their order, and those that share a server or a plan to one process."""
@@ -54,14 +44,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     config.option.loadscopereorder = False  # by their numbers of tests, which don't take the same time
     scheduler = LoadFileScheduling(config, log)
-    scheduler._split_scope = _shared
+    scheduler._split_scope = shared_by
     return scheduler
-
-
-def _shared(test: str) -> str:
-    """Return what tests of one process have in common: their file, or what it shares with others."""
-    path = test.partition("::")[0]
-    return SHARING.get(Path(path).stem, path) if path.startswith(("tests/xserver", "tests/xmulti")) else path
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sharing import SHARING, shared_by
 from tests.stored_profile import store_profile
 from xcore import document
 from xcore.policies import TRAITS
@@ -25,8 +26,21 @@ from xcore.specs.workload import Workload
 from xrunner.models.create import create_model
 
 pytest.importorskip("fastapi")
+_SHARED: list[subprocess.Popen[bytes]] = []
+"""The servers of several files."""
 STARTS_S = 120
 """Longest start of a server: a fresh clone compiles its kernels first."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End servers behind the last test that shares them: while they wait, they take three hundredths of a core.
+
+    Without several processes, files that share them don't follow each other.
+    """
+    group, after = shared_by(item.nodeid), nextitem and shared_by(nextitem.nodeid)
+    while "PYTEST_XDIST_WORKER" in os.environ and group in SHARING.values() and after != group and _SHARED:
+        _SHARED.pop().terminate()
 
 
 class Server:
@@ -144,6 +158,7 @@ def server(model, schedule, tmp_path_factory) -> Iterator[Server]:
     """A server with a journal, which only requests with a key use."""
     directory = tmp_path_factory.mktemp("server")
     with serving(model, schedule, directory, "--journal", str(directory / "journal")) as running:
+        _SHARED.append(running.process)
         yield running
 
 
@@ -153,6 +168,7 @@ def administered(model, schedule, tmp_path_factory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("administered")
     (directory / "token").write_text("secret\n")
     with serving(model, schedule, directory, "--admin-token-file", str(directory / "token"), "--pinned") as running:
+        _SHARED.append(running.process)
         yield running
 
 
@@ -164,6 +180,7 @@ def scripted(tmp_path_factory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("scripted")
     model = scripted_model(directory / "scripted")
     with serving(model, schedule_file(model, directory / "schedule.json"), directory) as running:
+        _SHARED.append(running.process)
         yield running
 
 
@@ -176,4 +193,5 @@ def unscripted(tmp_path_factory) -> Iterator[Server]:
     store_profile(directory / "tiny", 1)
     document.write(directory / "schedule.json", replace(schedule_for(directory / "tiny"), kv_blocks=4096))
     with serving(directory / "tiny", directory / "schedule.json", directory) as running:
+        _SHARED.append(running.process)
         yield running
