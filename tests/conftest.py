@@ -15,12 +15,12 @@ from tests.thinned import LONG, THINNED
 gc.disable()  # while tests are collected, millions of objects come and stay: to look through them takes as long again
 
 EXAMPLES = 100 if os.environ.get("EXEGPT_TESTS") == "all" else 50
-"""Of a test that says no number itself; each run draws others."""
+"""Examples of a property test that sets no number. Each run draws other examples."""
 settings.register_profile("exegpt", deadline=None, max_examples=EXAMPLES)  # a busy machine is no failure
 settings.load_profile("exegpt")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("EXEGPT_WARM_UP_S", "0")  # dozens of engines start, whose speed doesn't matter
+os.environ.setdefault("EXEGPT_WARM_UP", "0")  # dozens of engines start, whose speed doesn't matter
 if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers share what one of them has measured
     os.environ["EXEGPT_CACHE"] = tempfile.mkdtemp(prefix="exegpt-tests-")  # profiles of the user's are not read
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -10,7 +10,7 @@ SHARING = {
     **dict.fromkeys(("test_engine_process", "test_monitoring", "test_tracing"), "server"),
     **dict.fromkeys(("test_shared_devices", "test_simulate_plan"), "plan"),
 }
-"""What files of tests/xserver and tests/xmulti share (their conftest.py)."""
+"""The server or the plan that test files of tests/xserver and tests/xmulti share, by the file's name."""
 
 
 def shared_by(test: str) -> str:

@@ -26,8 +26,10 @@ from xrunner.models.device import free_memory
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.iteration_graphs import IterationGraphs
 
-_SHAPES_S = float(os.environ.get("EXEGPT_WARM_UP_S") or 3.0)
-"""Seconds at most for the first calls of the matrix products by number of rows. Tests set `EXEGPT_WARM_UP_S` to 0."""
+_SHAPES_S = 0.0 if os.environ.get("EXEGPT_WARM_UP") == "0" else 3.0
+"""Longest time, in seconds, for the first calls of the matrix products by number of rows. Tests start many engines
+with `EXEGPT_WARM_UP=0`.
+"""
 _MOST_ROWS = 1024
 _TOUCHED_BYTES = 2**30
 """Most bytes of activations that are mapped before a run; less than what `keep_memory` keeps."""
