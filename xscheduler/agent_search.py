@@ -29,7 +29,7 @@ from xscheduler.list_search import SLOW_POINT, ListLead, ListSearch
 from xscheduler.loop_meter import LoopMeter
 from xscheduler.open_searches import thread_count
 from xscheduler.rate_sample import Arrivals
-from xscheduler.search import Search
+from xscheduler.search import Search, total
 from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import Setting
@@ -262,10 +262,11 @@ def _answer(
     )
     closest = min(leads.values(), key=lambda lead: lead.played, default=None)
     schedule = best.schedule if best else None
-    nearest = leads[best.policy] if best else closest
+    if best:
+        closest = leads[best.policy]
     tuned = Tuned(schedule, best.estimate if best else None, tuple(alternatives), cost, None, ())
-    found = nearest.schedule if nearest else None
-    return AgentsTuned(tuned, agents, shares, schedule or found, nearest.played if nearest else None)
+    closest_schedule, played = (closest.schedule, closest.played) if closest else (None, None)
+    return AgentsTuned(tuned, agents, shares, schedule or closest_schedule, played)
 
 
 def _reason(behind: float) -> str:
@@ -280,21 +281,20 @@ def _rate(answer: Tuned | Alternative) -> float:
 
 
 def best_of(answers: Sequence[AgentsTuned]) -> AgentsTuned:
-    """Return the answer with each policy's best schedule of several searches of the same policies."""
+    """Return the answer with the best schedule of each policy over several searches of the same policies."""
     best = max(answers, key=lambda answer: answer.rate_seq_s)
     if not best.rate_seq_s:
         best = min(answers, key=lambda answer: (answer.played is None, answer.played))
     alternatives, shares = [], dict[str, float]()
     for place in range(len(best.tuned.alternatives)):
         source = max(answers, key=lambda answer: _rate(answer.tuned.alternatives[place]))
-        found = source.tuned.alternatives[place]
-        if found.schedule:
-            shares[found.policy] = source.cached_shares[found.policy]
-            found = replace(found, reason=_reason(1 - _rate(found) / best.rate_seq_s))
+        alternative = source.tuned.alternatives[place]
+        if alternative.schedule:
+            shares[alternative.policy] = source.cached_shares[alternative.policy]
+            alternative = replace(alternative, reason=_reason(1 - _rate(alternative) / best.rate_seq_s))
         else:
-            found = best.tuned.alternatives[place]
-        alternatives.append(found)
-    costs = [answer.tuned.search for answer in answers]
-    sums = {name: sum(getattr(s, name) for s in costs) for name in ("evaluations", "space", "seconds", "replays")}
-    tuned = replace(best.tuned, alternatives=tuple(alternatives), search=replace(best.tuned.search, **sums))
+            alternative = best.tuned.alternatives[place]
+        alternatives.append(alternative)
+    cost = total([answer.tuned.search for answer in answers])
+    tuned = replace(best.tuned, alternatives=tuple(alternatives), search=cost)
     return replace(best, tuned=tuned, cached_shares=shares)

@@ -14,6 +14,7 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.speculation import MOST_DRAFTED, Speculation
 from xscheduler.ceilings import residents_that_fit
+from xscheduler.search import total
 from xscheduler.setting_search import SearchOptions, search_schedule
 from xscheduler.settings import Setting, find_model
 from xscheduler.tuned import Tuned
@@ -154,8 +155,7 @@ def search_drafts(
         others = [searched(drafted) for drafted in drafts.lengths]
         answer = min(others, key=lambda tuned: math.inf if tuned.lowest_latency_s is None else tuned.lowest_latency_s)
     searches.append(answer.search)
-    sums = {name: sum(getattr(s, name) for s in searches) for name in ("evaluations", "space", "seconds")}
-    return replace(answer, search=replace(answer.search, **sums))
+    return replace(answer, search=total(searches))
 
 
 @dataclass(frozen=True)

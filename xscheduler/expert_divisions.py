@@ -1,4 +1,4 @@
-"""The divisions of a mixture's experts among devices, which a search tries beside one another.
+"""The divisions of a mixture's experts among devices, which a search compares.
 
 Each device of a tensor-parallel group has a part of every expert, or whole experts (expert parallelism). Or groups of
 devices share the experts, and each device has attention for its own sequences (attention data parallelism). Which is
@@ -22,32 +22,31 @@ def with_divisions(setting: Setting) -> Setting:
     undivided = setting.model.experts is None or setting.cluster.devices == 1 or setting.cluster.is_cpu
     if undivided or setting.profile.source != "roofline":
         return setting
-    dividing = replace(setting, divides=True)
+    dividing, parts = replace(setting, divides=True), split_text(setting.model, setting.profile)
     others = list(_models(dividing))
     shared = [str(model.attention_dp) for model in others if model.attention_dp > 1]
-    ways = ["a part of each on every device"] if split_text(setting.model, setting.profile).startswith("a part") else []
+    ways = ["a part of each on every device"] if parts.startswith("a part") else []
     ways += ["whole ones (EP)"] if len(others) > len(shared) or not ways else []
     ways += [f"groups of {', '.join(shared)} devices that share them (attention DP)"] if shared else []
-    found = f"divided as is best: {', '.join(ways)}; --expert-parallel or --attention-dp N (1: parts) chooses one"
-    now = split_text(setting.model, setting.profile)
-    texts = (text.replace(now, found) if text.startswith("experts: ") else text for text in setting.assumptions)
+    searched = f"the search tries {', '.join(ways)}; --expert-parallel or --attention-dp N (1: parts) chooses one"
+    texts = (text.replace(parts, searched) if text.startswith("experts: ") else text for text in setting.assumptions)
     return replace(dividing, assumptions=tuple(text for text in texts if not text.startswith("latent attention: ")))
 
 
 def divided(setting: Setting) -> list[Setting]:
-    """Return the setting with each division that its searches try, its own first."""
-    own = replace(setting, divides=False)
-    return [own, *(_as(own, model) for model in _models(setting))]
+    """Return the setting with each division that its searches try, its present one first."""
+    present = replace(setting, divides=False)
+    return [present, *(_as(present, model) for model in _models(setting))]
 
 
 def divisions(setting: Setting) -> tuple[Division, ...]:
-    """Return the divisions that a setting's searches try besides its own, with their times."""
+    """Return the other divisions that a setting's searches try, with their times."""
     others = divided(setting)[1:]
     return tuple(Division(other.model, Deployment(other.cluster, other.profile), other.own) for other in others)
 
 
 def divided_as(setting: Setting, schedule: Schedule | None) -> Setting:
-    """Return the setting with only the division of a schedule that its search has found."""
+    """Return the setting with the division of a schedule, which its search has returned, and no other."""
     if schedule is None or not setting.divides:
         return setting
     setting = replace(setting, divides=False)

@@ -140,8 +140,8 @@ def tune_at_rates(
         sustained = _with_twins(sustained, twins, searches)
         lowest = lowest_latency_of(members, next(iter(searches.values())).problem.limits)
     lowest_s = None if lowest == float("inf") else lowest
-    found = Searched(*_best_divided(divided, sustained), tuple(searches.values()), on.profile, method, lowest_s)
-    return [found.at(rate, started) for rate in rates]
+    result = Searched(*_best_divided(divided, sustained), tuple(searches.values()), on.profile, method, lowest_s)
+    return [result.at(rate, started) for rate in rates]
 
 
 def _best_divided(
@@ -162,7 +162,7 @@ class Searched:
     """The best schedule of every policy within the bounds, at any rate."""
 
     searches: dict[str, OpenSearch]
-    """Of the best division of each policy."""
+    """The search of each policy's best division."""
     sustained: dict[str, Sustained]
     tried: tuple[OpenSearch, ...]
     """The searches of all divisions."""

@@ -30,6 +30,17 @@ class Search:
     """Number of replayed lists of requests; a replay stops at its end or when a bound is broken."""
 
 
+def total(searches: Sequence[Search]) -> Search:
+    """Return the cost of several searches by the same method."""
+    return Search(
+        searches[0].method,
+        sum(search.evaluations for search in searches),
+        sum(search.space for search in searches),
+        sum(search.seconds for search in searches),
+        sum(search.replays for search in searches),
+    )
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The best feasible point, if there is one."""

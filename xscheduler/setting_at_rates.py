@@ -16,7 +16,7 @@ from xscheduler.goodput import RateBounds
 from xscheduler.open_searches import SearchedAt
 from xscheduler.open_tune import Rated, tune_at_rates
 from xscheduler.rate_sample import Arrivals
-from xscheduler.search import Search
+from xscheduler.search import Search, total
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import Setting
 
@@ -80,9 +80,5 @@ def tune_drafts(tune: TuneAt, options: SearchedAt, drafts: Drafts, steady: Sched
     usual = USUAL if steady is None else steady.speculation.drafted if steady.speculation else 0
     best, _ = drafts.best(lambda drafted, floor: answers(drafted, floor)[0].highest_rate_seq_s, usual)
     best_answers = whole.get(best) or answers(best)
-    sums = {name: sum(getattr(s, name) for s in searches) for name in ("evaluations", "space", "seconds", "replays")}
-
-    def with_costs(rated: Rated) -> Rated:
-        return replace(rated, tuned=replace(rated.tuned, search=replace(rated.tuned.search, **sums)))
-
-    return [with_costs(rated) for rated in best_answers]
+    cost = total(searches)
+    return [replace(rated, tuned=replace(rated.tuned, search=cost)) for rated in best_answers]

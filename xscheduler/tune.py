@@ -26,7 +26,7 @@ from xscheduler.candidates import Candidates, schedule
 from xscheduler.nearby import Nearby, search_near
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
-from xscheduler.search import Method, Search, SearchResult, search
+from xscheduler.search import Method, SearchResult, search, total
 from xscheduler.search_problem import (
     ALLOCATION,
     ENCODE_MICRO_BATCHES,
@@ -138,7 +138,7 @@ def _above(problems: dict[str, Problems], method: Method, tolerance: float, floo
             if isinstance(result.space, Candidates) and result.throughput > floor:
                 best, floor = (policy, result, problem), result.throughput
         won = _found(*best) if best else Alternative("", None, None, "")
-    return Tuned(won.schedule, won.estimate, (won,) if best else (), _together(method, searches), None, ())
+    return Tuned(won.schedule, won.estimate, (won,) if best else (), total(searches), None, ())
 
 
 def _nearby(problem: SearchProblem, tolerance: float, floor: float, near: Nearby) -> Tuned:
@@ -157,16 +157,6 @@ def _found(policy: str, result: SearchResult, problem: SearchProblem) -> Alterna
     assert isinstance(space, Candidates)
     values = space.values(point)
     return Alternative(policy, schedule(space, values, problem.limits), space.estimate(values), "")
-
-
-def _together(method: Method, searches: Sequence[Search]) -> Search:
-    """Sum the cost of several searches."""
-    return Search(
-        method,
-        sum(cost.evaluations for cost in searches),
-        sum(cost.space for cost in searches),
-        sum(cost.seconds for cost in searches),
-    )
 
 
 Made = TypeVar("Made")
@@ -209,7 +199,7 @@ def _answer(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
-        _together(method, [result.search for _, _, result, _ in tried]),
+        total([result.search for _, _, result, _ in tried]),
         lowest if math.isfinite(lowest) else None,
         _assumptions(tried[0][-1], tuple(problems), winner),
     )
@@ -232,7 +222,7 @@ def _best_searched(
         results.append((result, problem))
         highest = max(highest, result.throughput)
     best, problem = [one for one in results if one[0].throughput >= (1 - SAME) * highest][-1]
-    return members, replace(best, search=_together(method, [result.search for result, _ in results])), problem
+    return members, replace(best, search=total([result.search for result, _ in results])), problem
 
 
 def _searched(

@@ -356,8 +356,8 @@ def _offer(
     rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
     export = _exported_at(problem, setting, on_engine, arrivals, bounds, rated.rate_seq_s)
     split = prefill_decode_offer(problem, setting, arrivals, bounds, rated.rate_seq_s)
-    found = divided_as(setting, rated.tuned.schedule)
-    return ClusterOffer(found, rated, price, export, split, drafting(problem, written(problem, rated.tuned)))
+    divided = divided_as(setting, rated.tuned.schedule)
+    return ClusterOffer(divided, rated, price, export, split, drafting(problem, written(problem, rated.tuned)))
 
 
 def _exported_at(

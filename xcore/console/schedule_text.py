@@ -35,9 +35,9 @@ def stages_text(schedule: Schedule) -> str:
     for phase in ("encode", "both", "decode"):
         degrees = [stage.tp for stage in schedule.stages if stage.phase == phase]
         if degrees:
-            whole = spec.attention_dp == 1 and any(spec.expert_parallel(tp, schedule.dtype) for tp in degrees)
+            ep = spec.attention_dp == 1 and any(spec.expert_parallel(tp, schedule.dtype) for tp in degrees)
             name = "" if phase == "both" else f"{phase} "
-            parts.append(f"{name}{_pipeline_text(degrees)}{', EP' if whole else ''}")
+            parts.append(f"{name}{_pipeline_text(degrees)}{', EP' if ep else ''}")
     text = " + ".join(parts)
     text = f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
     text += f", attention DP{spec.attention_dp}" if spec.attention_dp > 1 else ""
