@@ -78,7 +78,10 @@ class Opened:
     """Rate that the schedule serves within its bound, as found by the search; None: given schedule, or no bound."""
     assumptions: tuple[str, ...]
     zero_s: float
-    """Start of its clock, by the frontend's monotonic clock, which is that of rank 0's machine."""
+    """Start of its clock, by the monotonic clock of rank 0's machine, as a rule the frontend's.
+
+    For another machine's engine the link converts it (`EngineLink.zero_s`).
+    """
     refused: Schedule | None = None
     """The schedule that it can't follow, with as many KV blocks as accepted requests would need."""
 

@@ -10,8 +10,6 @@ Bytes aren't encrypted, as MPI's aren't.
 
 import contextlib
 import fcntl
-import hashlib
-import hmac
 import secrets
 import socket
 import struct
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from xcore.errors import InputError
+from xcore.requests.proof import NONCE, PROOF, proof, proves
 from xrunner.comm.ranks import Ranks
 
 Connect = Callable[[], socket.socket]
@@ -35,7 +34,6 @@ _PROOF_S, _PATIENCE_S, _CLOSE_S = 2.0, 10.0, 10.0
 How long a leader may take to connect and to prove itself. How long it waits for the relay's proof: the relay admits
 one peer after the other. How long a connection may take to end.
 """
-_NONCE = _PROOF = 32
 _SIOCGIFADDR = 0x8915
 """ioctl of Linux: the IPv4 address of an interface."""
 
@@ -88,7 +86,7 @@ class Relay:
     """
 
     def __init__(self, path: str, peers: Iterable[str]):
-        self._path, self._secret = path, secrets.token_hex(_NONCE)
+        self._path, self._secret = path, secrets.token_hex(NONCE)
         self._listening: list[socket.socket] = []
         for source in sorted(set(filter(None, map(_source, peers)))):
             with contextlib.suppress(OSError):  # another address may work, and a leader on this machine needs none
@@ -128,15 +126,15 @@ class Relay:
         Raises:
             OSError: The peer has not proved itself, or the frontend can't be reached.
         """
-        until, mine = time.monotonic() + _PROOF_S, secrets.token_bytes(_NONCE)
+        until, mine = time.monotonic() + _PROOF_S, secrets.token_bytes(NONCE)
         peer.settimeout(_PROOF_S)
         peer.sendall(mine)
-        theirs = _read(peer, _NONCE, until)
-        if not hmac.compare_digest(_read(peer, _PROOF, until), _proof(self._secret, b"leader", mine, theirs)):
+        theirs = _read(peer, NONCE, until)
+        if not proves(_read(peer, PROOF, until), self._secret, b"leader", mine, theirs):
             raise ConnectionRefusedError("a stranger")
         frontend = _open_unix(self._path)
         try:
-            peer.sendall(_proof(self._secret, b"relay", theirs, mine))
+            peer.sendall(proof(self._secret, b"relay", theirs, mine))
             _prepare(peer)
         except OSError:
             frontend.close()
@@ -181,10 +179,10 @@ def _open_tcp(offer: RelayOffer) -> socket.socket:
             failure = error
             continue
         try:
-            until, mine = time.monotonic() + _PATIENCE_S, secrets.token_bytes(_NONCE)
-            theirs = _read(connection, _NONCE, until)
-            connection.sendall(mine + _proof(offer.secret, b"leader", theirs, mine))
-            if hmac.compare_digest(_read(connection, _PROOF, until), _proof(offer.secret, b"relay", mine, theirs)):
+            until, mine = time.monotonic() + _PATIENCE_S, secrets.token_bytes(NONCE)
+            theirs = _read(connection, NONCE, until)
+            connection.sendall(mine + proof(offer.secret, b"leader", theirs, mine))
+            if proves(_read(connection, PROOF, until), offer.secret, b"relay", mine, theirs):
                 _prepare(connection)
                 return connection
             failure = ConnectionRefusedError("another program answers")
@@ -192,11 +190,6 @@ def _open_tcp(offer: RelayOffer) -> socket.socket:
             failure = error
         connection.close()
     raise failure
-
-
-def _proof(secret: str, end: bytes, theirs: bytes, mine: bytes) -> bytes:
-    """Return the proof that one end has the secret: a digest over the nonces of both ends."""
-    return hmac.digest(secret.encode(), end + theirs + mine, hashlib.sha256)
 
 
 def _read(connection: socket.socket, size: int, until: float) -> bytes:

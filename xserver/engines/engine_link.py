@@ -67,6 +67,8 @@ class Output:
     """When it should have ended, by this process's monotonic clock; infinite: no limit."""
     lost_engines: int = 0
     """Engines in a row that ended while it waited for its next token."""
+    link: "EngineLink | None" = None
+    """The link to the engine that has it."""
 
     def take(self, event: TokenEvent, now_s: float, zero_s: float) -> None:
         """Append a token that came at `now_s`, from an engine whose run began at `zero_s`."""
@@ -85,6 +87,11 @@ class Output:
         """Call the listeners: there is a new result."""
         for listener in self.listeners:
             listener()
+
+
+def _same_clock() -> float:
+    """Return by how many seconds the clock of an engine on this machine is ahead: none."""
+    return 0.0
 
 
 class EngineLink:
@@ -111,6 +118,7 @@ class EngineLink:
         self.on_stepped: Callable[[Stepped], object] = lambda stepped: None
         self.on_lost: Callable[[], object] = lambda: None
         self._writer: asyncio.StreamWriter | None = None
+        self._ahead_s: Callable[[], float] = _same_clock
         self._moving = False
         """Whether the engine is about to connect from another rank: it is still `opened`."""
         self._loading = False
@@ -130,12 +138,17 @@ class EngineLink:
     async def listen(self, path: Path) -> None:
         """Let engines connect to this socket, which is in a directory that only this user can access."""
         self._path = path
-        self._server = await asyncio.start_unix_server(self._serve, path)
+        self._server = await asyncio.start_unix_server(self.serve, path)
 
     @property
     def starting(self) -> str:
         """The engine's present work before it opens; empty if it is unknown."""
         return starting_text(self._path)
+
+    @property
+    def zero_s(self) -> float:
+        """The start of the engine's clock, by this process's monotonic clock; 0 without an engine."""
+        return self.opened.zero_s - self._ahead_s() if self.opened else 0.0
 
     @property
     def connected(self) -> bool:
@@ -168,7 +181,7 @@ class EngineLink:
         """
         number, self._next = str(self._next), self._next + 1
         self._busy_s = self._busy_s if self.outputs else time.monotonic()
-        output = Output(replace(request, id=number), added_s=time.monotonic(), due_s=due_s, keys=keys)
+        output = Output(replace(request, id=number), added_s=time.monotonic(), due_s=due_s, keys=keys, link=self)
         if self._failed:
             output.ended = Ended(number, "error")
             return output
@@ -177,15 +190,30 @@ class EngineLink:
         return output
 
     def abort(self, outputs: list[Output]) -> None:
-        """End sequences without any further results."""
+        """End sequences without any further results, also those that another link has taken over."""
+        for link in {output.link or self for output in outputs}:
+            link._abort([output for output in outputs if (output.link or self) is link])
+
+    def _abort(self, outputs: list[Output]) -> None:
         running = [output.request.id for output in outputs if self.outputs.pop(output.request.id, None)]
         if running:
             self._send(Abort(tuple(running)))
 
     def stop(self, output: Output, output_tokens: int) -> None:
         """End a sequence at a stop text, after `output_tokens` of its tokens, without any further results."""
-        if self.outputs.pop(output.request.id, None):
-            self._send(Stop(output.request.id, output_tokens))
+        link = output.link or self
+        if link.outputs.pop(output.request.id, None):
+            link._send(Stop(output.request.id, output_tokens))
+
+    def take_over(self, output: Output) -> None:
+        """Let this link's engine continue a sequence of another link, under a new number."""
+        if output.link:
+            output.link.outputs.pop(output.request.id, None)
+        number, self._next = str(self._next), self._next + 1
+        self._busy_s = self._busy_s if self.outputs else time.monotonic()
+        output.request, output.link, output.held = replace(output.request, id=number), self, None
+        self.outputs[number] = output
+        self._continue(output)
 
     def follow(self, schedule: Schedule) -> None:
         """Let the engine follow another schedule; during a change, after that change."""
@@ -223,13 +251,17 @@ class EngineLink:
     def fail(self) -> None:
         """End all present and future sequences with an error: there will be no further engine."""
         self._failed = True
-        self._end(list(self.outputs.values()))
+        self.end_all()
 
-    def _end(self, outputs: list[Output]) -> int:
+    def end_all(self, why: str | None = None) -> int:
+        """End all present sequences with an error; return their number."""
+        return self._end(list(self.outputs.values()), why)
+
+    def _end(self, outputs: list[Output], why: str | None = None) -> int:
         """End sequences with an error; return their number."""
         for output in outputs:
             del self.outputs[output.request.id]
-            output.ended = Ended(output.request.id, "error")
+            output.ended = Ended(output.request.id, "error", error=why)
         for output in outputs:
             output.announce()
         return len(outputs)
@@ -247,11 +279,21 @@ class EngineLink:
         if self._writer:
             self._writer.write(framed(message))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _continue(self, output: Output) -> None:
+        """Send a sequence that another engine has begun."""
+        self._send(replace(output.request, output_ids=tuple(output.tokens)))
+
+    async def serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ahead_s: Callable[[], float] = _same_clock,
+    ) -> None:
+        """Serve an engine's connection until it ends; `ahead_s`: how far its machine's clock is ahead of this one's."""
         if self._writer:  # a dropped engine
             writer.close()
             return
-        self._writer, frames = writer, Frames(FROM_ENGINE)
+        self._writer, self._ahead_s, frames = writer, ahead_s, Frames(FROM_ENGINE)
         try:
             while data := await reader.read(_CHUNK):
                 for message in frames.feed(data):
@@ -297,7 +339,7 @@ class EngineLink:
             return
         assert isinstance(message, Stepped)
         self.last = message
-        zero_s = self.opened.zero_s if self.opened else 0.0
+        zero_s = self.zero_s
         if message.cached:
             self._cached.update(message.cached.found.tolist())
             self._cached.difference_update(message.cached.lost.tolist())
@@ -331,7 +373,7 @@ class EngineLink:
         self._send(BEGIN)
         for output in self.outputs.values():  # sequences that another engine has begun
             output.held = None
-            self._send(replace(output.request, output_ids=tuple(output.tokens)))
+            self._continue(output)
         for schedule in self._asked[-1:]:  # the request came while there was no engine
             self._send(Follow(schedule))
         if self._draining:

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from xcore import document
 from xcore.child import child_command, ending_with_parent
 from xcore.errors import InputError
+from xcore.spec import Spec
 from xserver.engines.engine_link import EngineLink
 
 DRAIN_LIMIT_S = 3.0
@@ -32,10 +34,16 @@ class EngineProcess:
     ranks: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables."""
+    documents: Path = Path()
+    """The beginning of the paths of its documents."""
     restarts = True
     """Whether it can be started again."""
+    lost = False
+    """Whether it has ended because its node was lost."""
     told: bool = False
     """Whether it has received the message to drain."""
+    _named: list[str] = field(default_factory=list)
+    """The options that name its documents."""
     _process: asyncio.subprocess.Process | None = None
     _session_files: tempfile.TemporaryDirectory[str] | None = None
     """The session files of mpirun.
@@ -48,17 +56,26 @@ class EngineProcess:
     def command(self) -> list[str]:
         """The command line to run."""
         if self.ranks == 1:
-            return child_command(["engine", *self.arguments])
+            return child_command(["engine", *self.arguments, *self._named])
         own = Path(sys.executable).parent / "mpirun"
         mpirun = str(own) if own.is_file() else shutil.which("mpirun")
         if mpirun is None:
             raise InputError("The program 'mpirun', which starts the engine, was not found: pip install 'exegpt[mpi]'.")
         # A launcher that ends ends its ranks; they themselves end with a launcher that is killed.
-        engine = child_command(["engine", *self.arguments], outlives=True)
+        engine = child_command(["engine", *self.arguments, *self._named], outlives=True)
         return ending_with_parent(mpirun, ["-n", str(self.ranks), "--bind-to", "none", *engine])
 
-    async def start(self) -> None:
-        """Start the process; InputError if several ranks need an mpirun that isn't there."""
+    async def start(self, documents: Mapping[str, Spec]) -> None:
+        """Start the process with documents, by the option that names each.
+
+        Raises:
+            InputError: Several ranks need an mpirun that isn't there.
+        """
+        self._named = []
+        for option, spec in documents.items():
+            path = self.documents.with_name(f"{option.strip('-')}-{self.documents.name}.json")
+            document.write(path, spec)
+            self._named += [option, str(path)]
         environment = {**os.environ, **self.environment}
         if self.ranks > 1:
             environment |= self._launcher_environment()
@@ -125,15 +142,14 @@ _DRAIN_S = 30.0
 class JoinedEngine:
     """Like `EngineProcess`, for ranks that this process neither starts nor ends; rank 0 is its parent."""
 
-    restarts = False
-    told = False
+    restarts = lost = told = False
 
     def __init__(self, link: EngineLink):
         self._link, self._parent = link, os.getppid()
         self._joined = False
 
-    async def start(self) -> None:
-        """Wait until the engine has connected, or rank 0 has ended."""
+    async def start(self, documents: Mapping[str, Spec]) -> None:
+        """Wait until the engine has connected, or rank 0 has ended; its ranks have read their own documents."""
         while self._link.opened is None and os.getppid() == self._parent:
             await asyncio.sleep(_LOOK_S)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from xcore import document
 from xcore.batching.kv_capacity import grow_to_fit
 from xcore.batching.shared_pool import merged_pools
 from xcore.console import output
@@ -60,7 +59,8 @@ class EngineUnit:
         if options.engine_socket:
             self._engine = JoinedEngine(next(iter(links.values())))
         else:
-            self._engine = EngineProcess(self._arguments, options.ranks, options.environment)
+            files = directory / str(options.models[0].place)
+            self._engine = EngineProcess(self._arguments, options.ranks, options.environment, files)
         self._started_s = 0.0
         """When the engine was started, by the monotonic clock."""
         self._failures = 0
@@ -86,9 +86,8 @@ class EngineUnit:
         """
         while True:
             async with self._turns:
-                self._pass_documents()
                 self._started_s = time.monotonic()
-                await self._engine.start()
+                await self._engine.start(self._next_documents)
                 ending = asyncio.ensure_future(self._engine.wait())
                 while not ending.done() and not self.opened:
                     await asyncio.sleep(_LOOK_S)
@@ -178,18 +177,14 @@ class EngineUnit:
                     link.disconnect()
             await asyncio.sleep(_LOOK_S)
 
-    def _pass_documents(self) -> None:
-        """Write the documents for the next engine, with KV blocks for the accepted requests.
+    @property
+    def _next_documents(self) -> dict[str, Spec]:
+        """The documents for the next engine, with KV blocks for the accepted requests.
 
         Its schedules may be for shorter requests than these.
         """
-        for option, spec in self._documents.items():
-            path = self._directory / f"{option.strip('-')}-{self.options.models[0].place}.json"
-            places = (model.place for model in self.options.models)
-            document.write(path, with_room_for(dict(zip(places, self.links.values(), strict=True)), spec))
-            if option not in self._arguments:
-                self._arguments += [option, ""]
-            self._arguments[self._arguments.index(option) + 1] = str(path)
+        links = {model.place: self.links[name] for model, name in zip(self.options.models, self.links, strict=True)}
+        return {option: with_room_for(links, spec) for option, spec in self._documents.items()}
 
 
 def with_room_for(links: Mapping[int, EngineLink], spec: Spec) -> Spec:

@@ -113,7 +113,7 @@ class Monitor:
         with reporting("metrics"):
             self.metrics.stepped(stepped, preempted)
         if self._link.opened:
-            self.observed.stepped(stepped, preempted, self._link.opened.zero_s, time.monotonic())
+            self.observed.stepped(stepped, preempted, self._link.zero_s, time.monotonic())
 
     def ended(self, exchange: Exchange) -> None:
         """Count and report a request that has ended."""

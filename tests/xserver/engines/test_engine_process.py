@@ -16,7 +16,7 @@ def test_several_ranks_without_mpirun_are_bad_input(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="'mpirun', which starts the engine, was not found"):
-        asyncio.run(EngineProcess((), 2).start())
+        asyncio.run(EngineProcess((), 2).start({}))
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ def test_files_of_a_killed_launcher_with_the_same_process_id_are_not_in_the_way(
 
     async def ended():
         engine = Job((), 2, script=f"{left}; {run}")
-        await engine.start()
+        await engine.start({})
         code = await engine.wait()
         await engine.stop(0)
         return code

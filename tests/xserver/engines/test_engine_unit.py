@@ -8,7 +8,6 @@ import pytest
 
 from tests.xcore import small_specs
 from tests.xmulti.serving.test_replanning import planned
-from xcore import document
 from xcore.batching.shared_pool import merged_pools
 from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request
@@ -22,15 +21,15 @@ from xserver.engines.unit_options import EngineUnitOptions, UnitModel
 
 
 class Engine:
-    """Ends as soon as it was started; `read` is called then."""
+    """Ends as soon as it was started; `read` is called then with its documents."""
 
-    restarts = True
+    restarts, lost = True, False
 
     def __init__(self, read, code=3):
         self.read, self.code = read, code
 
-    async def start(self):
-        self.read()
+    async def start(self, documents):
+        self.read(documents)
 
     async def wait(self):
         return self.code
@@ -50,10 +49,8 @@ def read_by_the_engine(kind, spec, names, requests, tmp_path):
 
     async def run():
         unit = EngineUnit(options, links, tmp_path, asyncio.Semaphore(1))
-        path = tmp_path / f"{option.strip('-')}-0.json"
-        unit._engine = Engine(lambda: documents.append(document.read(kind, path)))
+        unit._engine = Engine(lambda passed: documents.append(passed[option]))
         assert await unit.run() == 3
-        assert unit._arguments[-2:] == [option, str(path)]
 
     asyncio.run(run())
     (found,) = documents
@@ -100,7 +97,7 @@ def test_requests_of_a_run_fail_where_no_engine_can_follow(tmp_path, error):
     """Whatever keeps it from being started: nobody waits for an engine that never comes."""
     link, starts = EngineLink(), []
 
-    def start():
+    def start(_):
         starts.append(link.opened)
         link.opened = object() if len(starts) == 1 else None
         if len(starts) > 1 and error:
@@ -129,7 +126,7 @@ def test_an_engine_that_can_not_be_killed_is_not_waited_for(tmp_path, monkeypatc
         unit = EngineUnit(
             EngineUnitOptions((UnitModel(tmp_path, "a"),), ()), {"a": link}, tmp_path, asyncio.Semaphore(1)
         )
-        unit._engine = Engine(lambda: starts.append(link.connected))
+        unit._engine = Engine(lambda _: starts.append(link.connected))
         await unit.listen()
         _, writer = await asyncio.open_unix_connection(tmp_path / "engine-0")
         while not link.connected:
@@ -151,7 +148,7 @@ def test_an_engine_that_refuses_what_it_was_given_is_not_started_again(tmp_path)
         starts.clear()
         options = EngineUnitOptions((UnitModel(tmp_path, "a"),), ("--schedule", "s.json"))
         unit = Unit(options, {"a": EngineLink()}, tmp_path, asyncio.Semaphore(1))
-        unit._engine, unit.has_opened = Engine(lambda: starts.append(1), code=2), has_opened
+        unit._engine, unit.has_opened = Engine(lambda _: starts.append(1), code=2), has_opened
         return await unit.run()
 
     class Unit(EngineUnit):
@@ -180,7 +177,7 @@ def test_a_request_that_ends_every_engine_fails_alone(tmp_path):
         deadly = link.add(request(9))
         later = []
 
-        def start():
+        def start(_):
             starts.append(list(link.outputs.values()))
             if len(starts) == 2:
                 later.append(link.add(request(9)))

@@ -29,12 +29,12 @@ from xserver.telemetry.metrics_page import render
 class Engine:
     """Ends with these exit codes, one after the other; the last one runs until it is killed."""
 
-    restarts = True
+    restarts, lost = True, False
 
     def __init__(self, *codes):
         self.codes, self.starts, self.killed = list(codes), 0, asyncio.Event()
 
-    async def start(self):
+    async def start(self, documents):
         self.starts += 1
 
     async def wait(self):
