@@ -244,7 +244,8 @@ def muxserve(options: ReproduceOptions) -> None:
 def learned_order(options: ReproduceOptions) -> None:
     """Compare requests in the order of a learned rank with other orders, over arrival rates.
 
-    These are first come, first served, MLFQ, a classifier's order and oracles.
+    These are first come, first served, MLFQ, a classifier's order and oracles. For synthetic data, count the answers to
+    10,000 prompts at once that are finished in five minutes, and the time to the first 1,000.
 
     Example: exegpt reproduce learned-order --json
     """

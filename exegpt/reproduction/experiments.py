@@ -151,7 +151,7 @@ def learned_order() -> Experiment:
     def work(progress: Progress, quick: bool) -> paper.LearnedOrder:
         return paper.reproduce(progress, paper.RATES[:: len(paper.RATES) - 1] if quick else paper.RATES)
 
-    return Experiment(_shown(work, paper.sections), "the first and the last of six rates")
+    return Experiment(_shown(work, paper.sections), "all but the first and the last of six rates")
 
 
 def hermes(graphs: Path | None = None) -> Experiment:

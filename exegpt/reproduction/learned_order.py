@@ -6,16 +6,21 @@ noise that gives a Kendall's tau of 0.62 (LMSYS-Chat) or 0.55 (ShareGPT). The cl
 equal size; its tau of 0.38 is the middle of their classifiers' 0.18 to 0.58. No order preempts running requests.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from exegpt.report.sections import Section
+from exegpt.reproduction import prompts_at_once
+from exegpt.reproduction.prompts_at_once import PROMPTS, WANTED, Answers, PromptsAtOnce, answers_of
 from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
+from xcore.arrays import Array
 from xcore.orders.noise import noisy_scores
 from xcore.quantity import figure_text
 from xcore.specs.profile import Profile
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
 from xcore.traces.labels import Labels
@@ -83,20 +88,31 @@ class LearnedOrder:
     """Whether the learned order's means lie between FCFS's and the SJF oracle's at every rate, by both metrics."""
     gains: dict[str, dict[str, float]]
     """By metric and method: FCFS's mean over each learned order's, and over the oracle's, at the highest rate."""
+    at_once: PromptsAtOnce
+    """The synthetic data."""
 
 
 def requests_at(rate: float) -> list[RequestLengths]:
     """Return the requests that arrive in `SECONDS`."""
     rng = np.random.default_rng(SEED)
     arrivals = np.cumsum(rng.exponential(1.0 / rate, size=int(2 * rate * SECONDS) + 50))
-    arrivals = arrivals[arrivals < SECONDS]
+    return _drawn(rng, arrivals[arrivals < SECONDS])
+
+
+def requests_at_once(prompts: int) -> list[RequestLengths]:
+    """Return requests that all come at 0 s."""
+    return _drawn(np.random.default_rng(SEED), np.zeros(prompts))
+
+
+def _drawn(rng: np.random.Generator, arrivals: Array) -> list[RequestLengths]:
+    """Draw the lengths of requests with these arrival times [n], in seconds."""
     inputs, outputs = (
         np.clip(np.rint(rng.lognormal(*law, size=len(arrivals))), 1, MOST).astype(int) for law in (INPUT, OUTPUT)
     )
     return [RequestLengths(*row) for row in zip(inputs.tolist(), outputs.tolist(), arrivals.tolist(), strict=True)]
 
 
-def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way: str) -> Latencies:
+def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way: str) -> tuple[RequestTimes, ...]:
     """Replay these requests in a method's order."""
     order, tau = WAYS[way]
     hints = times_hints(
@@ -107,18 +123,23 @@ def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way
         if way == "classifier":
             scores = np.searchsorted(np.quantile(scores, np.arange(0.1, 0.95, 0.1)), scores).astype(float)
         hints = [replace(own, score=float(score)) for own, score in zip(hints, scores, strict=True)]
-    done = replay(
-        schedule, profile, rows, timeline=False, order=OrderChoice(order).make(schedule, profile), hints=hints
-    ).served
+    made = OrderChoice(order).make(schedule, profile)
+    return replay(schedule, profile, rows, timeline=False, order=made, hints=hints).served
+
+
+def latencies_of(done: tuple[RequestTimes, ...]) -> Latencies:
+    """Summarise the latencies of served requests."""
     latency = np.array([request.finish_s - request.arrival_s for request in done])
     per_token = latency / [request.output_tokens for request in done]
     return Latencies(float(latency.mean()), float(per_token.mean()), float(np.percentile(latency, 99)))
 
 
 def reproduce(
-    progress: Callable[[int, int], None] = lambda done, total: None, rates: tuple[float, ...] = RATES
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    rates: tuple[float, ...] = RATES,
+    prompts: int = PROMPTS,
 ) -> LearnedOrder:
-    """Replay every method at every rate."""
+    """Replay every method at every rate, and the synthetic data of this many prompts."""
     stock = find_setting(MODEL, CLUSTER, "177/311", "roofline")
     profile = roofline_profile(stock.model, stock.cluster, stock.profile.dtype, engine=VLLM_OF_2024)
     setting = replace(stock, profile=profile)
@@ -126,12 +147,13 @@ def reproduce(
         {"policy": "chunked", "max_num_seqs": 256, "max_num_batched_tokens": 2048, "admission": "grow"}
     )
     schedule, _ = follow(setting, settings)
-    found = []
-    for place, rate in enumerate(rates):
+    found, replays = [], itertools.count(1)
+    total = len(rates) * len(WAYS) + len(prompts_at_once.METHODS)
+    for rate in rates:
         rows, latencies = requests_at(rate), {}
-        for number, way in enumerate(WAYS, 1):
-            latencies[way] = served(schedule, setting.profile, rows, way)
-            progress(place * len(WAYS) + number, len(rates) * len(WAYS))
+        for way in WAYS:
+            latencies[way] = latencies_of(served(schedule, profile, rows, way))
+            progress(next(replays), total)
         found.append(Rate(rate, len(rows), latencies))
     last = found[-1].latencies
     gains = {
@@ -139,7 +161,12 @@ def reproduce(
         for metric in METRICS
     }
     between = all(_between(rate, way, metric) for rate in found for way in LEARNED for metric in METRICS)
-    return LearnedOrder(tuple(found), between, gains)
+    rows, answers = requests_at_once(prompts), dict[str, Answers]()
+    for way in prompts_at_once.METHODS:
+        answers[way] = answers_of(served(schedule, profile, rows, way), min(WANTED, prompts))
+        progress(next(replays), total)
+    at_once = PromptsAtOnce(prompts, min(WANTED, prompts), answers)
+    return LearnedOrder(tuple(found), between, gains, at_once)
 
 
 def _between(rate: Rate, way: str, metric: str) -> bool:
@@ -148,7 +175,7 @@ def _between(rate: Rate, way: str, metric: str) -> bool:
 
 
 def sections(result: LearnedOrder) -> list[Section]:
-    """Return mean latencies, latencies per token, and the targets."""
+    """Return mean latencies, latencies per token, the targets, and the synthetic data."""
     heads = ("requests/s", "requests", *WAYS)
     inside = "everywhere" if result.between else "not everywhere"
     notes = (f"The learned order lies between FCFS and the SJF oracle {inside} in both means (within {SLACK:.0%}).",)
@@ -162,6 +189,7 @@ def sections(result: LearnedOrder) -> list[Section]:
         ),
         _section("mean latency, s", heads, result, lambda own: own.mean_s, (_gains(result, "mean_s"),)),
         _section("99th percentile of latency, s", heads, result, lambda own: own.p99_s, ()),
+        prompts_at_once.section(result.at_once),
     ]
 
 

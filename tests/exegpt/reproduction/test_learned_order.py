@@ -2,12 +2,15 @@
 
 import pytest
 
-from exegpt.reproduction.learned_order import LEARNED, WAYS, reproduce, requests_at, sections
+from exegpt.reproduction import prompts_at_once
+from exegpt.reproduction.learned_order import LEARNED, WAYS, reproduce, requests_at, requests_at_once, sections
+from exegpt.reproduction.prompts_at_once import Answers, PromptsAtOnce, answers_of
+from xcore.specs.request_times import RequestTimes
 
 
 @pytest.fixture(scope="module")
 def sweep():
-    return reproduce(rates=(2.0, 64.0))
+    return reproduce(rates=(2.0, 64.0), prompts=2_000)
 
 
 @pytest.mark.slow
@@ -30,7 +33,7 @@ def test_it_is_twice_as_good_per_token_at_saturation(sweep):
 
 @pytest.mark.slow
 def test_what_is_printed_says_whether_targets_are_met(sweep):
-    first, second, third = sections(sweep)
+    first, second, third, _ = sections(sweep)
     assert "(target 2: met)" in first.notes[0] and "everywhere" in first.notes[1]
     assert "(target 2: missed)" in second.notes[0] and not third.notes
     assert [row[0] for row in first.rows] == ["2", "64"] and len(first.columns) == 2 + len(WAYS)
@@ -41,3 +44,28 @@ def test_requests_are_those_of_a_minute():
     assert 32 * 60 * 0.9 < len(rows) < 32 * 60 * 1.1 and all(0 < row.arrival_s < 60 for row in rows)
     mean = sum(row.output for row in rows) / len(rows)
     assert 270 < mean < 350 and max(row.output for row in rows) <= 2048
+
+
+@pytest.mark.slow
+def test_the_first_answers_come_sooner_by_rank_and_the_last_no_later(sweep):
+    first_come, *others = (sweep.at_once.answers[way] for way in prompts_at_once.METHODS)
+    assert all(sweep.at_once.gain(way) > 1.5 for way in prompts_at_once.METHODS[1:])
+    assert max(own.all_s for own in others) < 1.1 * first_come.all_s, "all answers take about as long in any order"
+
+
+def test_answers_are_counted_up_to_the_limit_and_up_to_the_wanted():
+    ends = (4.0, 1.0, 3.0, 2.0)
+    served = [RequestTimes(i, 5, 10 + i, 0.0, 0.0, 0.5, end) for i, end in enumerate(ends)]
+    assert answers_of(served, wanted=2, limit_s=3.0) == Answers(3, 11 + 12 + 13, 2.0, 4.0)
+
+
+def test_the_table_of_synthetic_data_compares_with_the_published_gain():
+    result = PromptsAtOnce(4, 2, {"FCFS": Answers(3, 300, 6.0, 8.0), "SJF oracle": Answers(4, 400, 2.0, 8.0)})
+    table = prompts_at_once.section(result)
+    assert table.rows[1] == ("SJF oracle", "4", "1", "2", "3.00", "8") and "6.5 times" in table.notes[0]
+
+
+def test_prompts_at_once_have_the_lengths_of_the_sweep():
+    rows = requests_at_once(3_000)
+    assert {row.arrival_s for row in rows} == {0.0}
+    assert 270 < sum(row.output for row in rows) / len(rows) < 350
