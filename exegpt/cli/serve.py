@@ -8,11 +8,11 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exegpt.cli.key_files import keys, node_token
 from exegpt.options.option_record import command, option, option_name, option_words, typed_options
 from exegpt.options.served import OneModelOptions, ServedOptions
 from exegpt.options.shared_options import PLUGIN
 from exegpt.options.values import directories, only_model
-from xcore.console import output
 from xcore.console.output import LOG_FORMAT
 from xcore.errors import InputError
 from xcore.frozen_heap import imports
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xserver.engines.residency import ResidencyOptions
     from xserver.engines.supervisor import Watching
     from xserver.engines.unit_options import EngineUnitOptions
+    from xserver.nodes.node_link import NodeAddress
 
 _REPLAN_AFTER = "1m"
 """Default of --replan-after: a burst is over by then, and starting a new engine takes some seconds."""
@@ -103,6 +104,13 @@ class ServeOptions(PlanDeterminedOptions, ServedOptions, FrontendOptions):
         "With --plan: plan again when request rates have differed from the plan's for this long; inf: never. "
         "Default: 1m.",
     )
+    node: list[str] | None = option(
+        None,
+        "With --plan: where a node of the plan is, as NODE=HOST:PORT of its `exegpt launch`, or NODE=local. Repeat it.",
+    )
+    node_token_file: Path | None = option(
+        None, "With --node: a file with the launchers' token. Default: the environment's EXEGPT_NODE_TOKEN, if set."
+    )
     resident: int | None = option(
         None,
         "With --plan: most engines that are loaded at once. A request to another model waits until its engine has "
@@ -122,9 +130,11 @@ class ServeOptions(PlanDeterminedOptions, ServedOptions, FrontendOptions):
 def serve(options: ServeOptions) -> int:
     """Serve a model over HTTP with OpenAI's API, under the schedule with the highest goodput within a latency bound.
 
-    With --plan, serve the models of a plan.
+    With --plan, serve the models of a plan; with --node, on the plan's nodes.
 
     Example: exegpt serve --model DIR --latency-bound 5s --workload 512/128
+
+    Example: exegpt serve --plan plan.json --node 0=local --node 1=10.0.0.2:8100 --node-token-file token
     """
     from xrunner.comm.ranks import ranks_started
 
@@ -145,6 +155,8 @@ class _Engines:
     plan: "Plan | None" = None
     replan: "Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None" = None
     watching: "Watching | None" = None
+    nodes: "tuple[NodeAddress, ...]" = ()
+    node_token: str | None = None
 
 
 def _serve(options: ServeOptions) -> int:
@@ -163,13 +175,15 @@ def _serve(options: ServeOptions) -> int:
             watching=engines.watching,
             host=options.host,
             port=options.port,
-            api_keys=_keys(options.api_key_file, "EXEGPT_API_KEY"),
-            read_api_keys=partial(_keys, options.api_key_file, "") if options.api_key_file else None,
+            api_keys=keys(options.api_key_file, "EXEGPT_API_KEY"),
+            read_api_keys=partial(keys, options.api_key_file, "") if options.api_key_file else None,
             hosts=tuple(options.allowed_host or ()),
             origins=tuple(options.cors or ()),
-            admin_token=next(iter(_keys(options.admin_token_file, "EXEGPT_ADMIN_TOKEN")), None),
-            read_admin_tokens=partial(_keys, options.admin_token_file, "") if options.admin_token_file else None,
+            admin_token=next(iter(keys(options.admin_token_file, "EXEGPT_ADMIN_TOKEN")), None),
+            read_admin_tokens=partial(keys, options.admin_token_file, "") if options.admin_token_file else None,
             residency=_residency(options),
+            nodes=engines.nodes,
+            node_token=engines.node_token,
             separate_keys=options.separate_keys,
             max_output=options.max_output,
             max_waiting=options.max_waiting,
@@ -187,8 +201,9 @@ def _serve(options: ServeOptions) -> int:
 
 def _unit(options: ServeOptions) -> "EngineUnitOptions":
     """Return the engine of one model."""
-    if options.replan_after is not None:
-        raise InputError("--replan-after needs a plan: pass --plan, or leave it out.")
+    for name, value in (("--replan-after", options.replan_after), ("--node", options.node)):
+        if value:
+            raise InputError(f"{name} needs a plan: pass --plan, or leave it out.")
     from exegpt.cli.engine import engine_options
     from xcore.choices import admission_rule
     from xcore.files import model_directory, read_schedule
@@ -211,6 +226,7 @@ def _unit(options: ServeOptions) -> "EngineUnitOptions":
 
 def _planned(options: ServeOptions, path: Path) -> _Engines:
     """Return the engines of a plan."""
+    from exegpt.cli.node_addresses import node_addresses
     from xmulti.serving.planned_units import in_places, planned_units, read_plan, with_directories
     from xrunner.comm.ranks import ranks_started
 
@@ -220,7 +236,9 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
             raise InputError(f"The plan determines {option_name(name)}: leave it or --plan out.")
     if ranks_started() > 1:
         raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
-    plan = read_plan(path, directories(options.model))
+    at, addresses = node_addresses(options.node)
+    plan = read_plan(path, directories(options.model), at)
+    token = node_token(options.node_token_file, "--node-token-file") if addresses else None
     passed_on = typed_options(options, ServedOptions)
     for name in ("threads", *of_residency):  # each engine has its part of the threads
         passed_on.pop(name, None)
@@ -232,11 +250,11 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     def placed(asked: "Plan") -> "tuple[Plan, tuple[EngineUnitOptions, ...]]":
         """Return a plan for these models with the directories in use, and its engines, which succeed the last ones."""
         nonlocal current
-        followed = with_directories(asked, in_use, "The plan")
+        followed = with_directories(asked, in_use, "The plan", at)
         current = in_places(followed, current)
-        return followed, planned_units(current, flags, options.threads)
+        return followed, planned_units(current, flags, options.threads, at)
 
-    units = planned_units(plan, flags, options.threads)
+    units = planned_units(plan, flags, options.threads, at)
     # Engines measure a new machine when they start. On the cores of one CPU, they would disturb each other.
     starts = 1 if plan.cluster.is_cpu else len(units)
     if options.resident:
@@ -245,8 +263,8 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
                 f"--resident {options.resident} needs one engine for each model, but '{several}' has several replicas: "
                 "leave it out, or plan with --replicas 1."
             )
-        return _Engines(units, starts, plan)
-    return _Engines(units, starts, plan, placed, _watching(options))
+        return _Engines(units, starts, plan, nodes=addresses, node_token=token)
+    return _Engines(units, starts, plan, placed, _watching(options), addresses, token)
 
 
 def _residency(options: ServeOptions) -> "ResidencyOptions | None":
@@ -316,22 +334,3 @@ def _serve_as_rank(options: ServeOptions) -> int:
         asked = ranks.attempt(lambda: engine_options(options, only_model(options.model, "server"), socket))
         serving_engine.serve(asked, ranks)
     return frontend.wait() if frontend else 0
-
-
-def _keys(path: Path | None, variable: str) -> tuple[str, ...]:
-    """Return a file's keys, one per line, or the key in the environment variable."""
-    if path is None:
-        return tuple(filter(None, [os.environ.get(variable)]))
-    from xcore.document import read_text
-
-    if not path.is_file():
-        raise InputError(f"There is no key file '{path}': write one key per line.")
-    lines = [(number, line.strip()) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]
-    if not lines:
-        raise InputError(f"'{path}' has no key: write one key per line.")
-    for number, key in lines:
-        if " " in key or not (key.isascii() and key.isprintable()):
-            raise InputError(f"Line {number} of '{path}' is no API key: use letters, digits and signs, without spaces.")
-    if path.stat().st_mode & 0o044:
-        output.note(f"other users of this machine can read '{path}': run chmod 600 {path}")
-    return tuple(key for _, key in lines)

@@ -1,8 +1,8 @@
 """The engines of a plan: one for each unit of devices, with the unit's models."""
 
-import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xcore import document
@@ -12,12 +12,20 @@ from xcore.policies.from_schedule import checked
 from xcore.quantity import counted
 from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
-from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.cluster_plan import Plan, PlannedModel, Unit
 from xcore.specs.model import ModelSpec
 from xcore.usable_cpus import usable_cpus
-from xserver.engines.unit_options import EngineUnitOptions, UnitModel
+from xserver.engines.unit_options import EngineUnitOptions, NodePlace, UnitModel, visible_devices
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+@dataclass(frozen=True)
+class NodesInUse:
+    """The nodes of a plan on which a server can run engines."""
+
+    local: int | None = 0
+    """The node that is this machine; None: none is."""
+    launched: tuple[int, ...] = ()
+    """The nodes with a launcher."""
 
 
 def has_stages(path: Path) -> bool:
@@ -37,28 +45,51 @@ def read_plan_file(path: Path) -> Plan:
     return document.read(Plan, path)
 
 
-def read_plan(path: Path, directories: Mapping[str, str]) -> Plan:
+def read_plan(path: Path, directories: Mapping[str, str], nodes: NodesInUse | None = None) -> Plan:
     """Return the plan of a file, as `with_directories` has it."""
-    return with_directories(read_plan_file(path), directories, f"'{path}'")
+    return with_directories(read_plan_file(path), directories, f"'{path}'", nodes)
 
 
-def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> Plan:
+def with_directories(plan: Plan, directories: Mapping[str, str], what: str, nodes: NodesInUse | None = None) -> Plan:
     """Return a plan with the directory of each model: the one given by its name, else that of the plan.
 
-    Messages call the plan `what`.
+    Messages call the plan `what`. `nodes` None: the plan is run on one node.
 
     Raises:
         InputError: This machine can't run the plan, or models' directories are missing or of other models.
     """
     names = check_models(plan, what)
-    if plan.cluster.nodes > 1:
+    if nodes is None and plan.cluster.nodes > 1:
         raise InputError(
-            f"{what} is for {plan.cluster.nodes} nodes, but a server runs a plan for one node: plan for one node."
+            f"{what} is for {plan.cluster.nodes} nodes, which only `exegpt serve --plan` can run: plan for one node."
         )
+    _check_nodes(plan, nodes or NodesInUse(), what)
     check_names(directories, names, what)
     return replace(
         plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
     )
+
+
+def _check_nodes(plan: Plan, nodes: NodesInUse, what: str) -> None:
+    """Check that each engine of a plan has a node on which it can run.
+
+    Raises:
+        InputError: An engine needs several nodes, or a node that isn't known.
+    """
+    unnamed = plan.cluster.nodes > 1 and nodes == NodesInUse()
+    for unit in plan.units:
+        models, (first, *others) = ", ".join(model.name for model in unit), plan.nodes_of(unit[0])
+        if others:
+            raise InputError(
+                f"{what} has model {models} on nodes {', '.join(map(str, (first, *others)))}, but a server runs each "
+                "engine on one node: plan with --one-node."
+            )
+        if unnamed or first not in (nodes.local, *nodes.launched):
+            raise InputError(
+                f"{what} is for {plan.cluster.nodes} nodes, and --node does not name node {first}, which has {models}: "
+                f"start `exegpt launch` there and pass --node {first}=HOST:PORT, or --node {first}=local if it is this "
+                "machine."
+            )
 
 
 def check_models(plan: Plan, what: str) -> list[str]:
@@ -150,27 +181,63 @@ def in_places(asked: Plan, current: Plan) -> Plan:
     return replace(asked, models=tuple(models))
 
 
-def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tuple[EngineUnitOptions, ...]:
+def planned_units(
+    plan: Plan, flags: Sequence[str], threads: int | None, nodes: NodesInUse | None = None
+) -> tuple[EngineUnitOptions, ...]:
     """Return the engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`.
 
-    `threads` are those of a CPU device; None: an equal share of the cores.
+    `threads` are those of a CPU device; None: an equal share of the node's cores.
     """
     places = {model.key: place for place, model in enumerate(plan.models)}
-    used = sum(len(unit[0].devices) for unit in plan.units)
-    threads = threads or max(1, usable_cpus() // used)
+    local = (nodes or NodesInUse()).local
+    in_use: Counter[int] = Counter(plan.nodes_of(unit[0])[0] for unit in plan.units for _ in unit[0].devices)
     units = []
     for number, unit in enumerate(plan.units):
-        first = unit[0]
-        arguments = [*flags, "--threads", str(threads)]
+        first, (node, *_) = unit[0], plan.nodes_of(unit[0])
+        if node != local:
+            at = NodePlace(node, local_devices(first, plan.cluster), in_use[node], number)
+            typed = [*flags, *(["--threads", str(threads)] if threads else [])]
+            units.append(_launched(plan, unit, places, typed, at))
+            continue
+        arguments = [*flags, "--threads", str(threads or max(1, usable_cpus() // in_use[node]))]
         if len(unit) == 1:
             units.append(unit_alone(first, places[first.key], arguments, plan.cluster))
             continue
         arguments = ["--unit", str(number), *arguments]
-        documents: dict[str, Spec] = {"--plan": plan}
-        models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.key]) for m in unit)
         environment, follows = _environment(unit, plan.cluster), tuple(map(_follows, unit))
-        units.append(EngineUnitOptions(models, tuple(arguments), documents, len(first.devices), environment, follows))
+        units.append(
+            EngineUnitOptions(
+                _unit_models(unit, places),
+                tuple(arguments),
+                {"--plan": plan},
+                len(first.devices),
+                environment,
+                follows,
+            )
+        )
     return tuple(units)
+
+
+_Places = Mapping[tuple[str, tuple[int, ...]], int]
+"""The place of each model among all, by its key."""
+
+
+def _unit_models(unit: Unit, places: _Places) -> tuple[UnitModel, ...]:
+    return tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.key]) for m in unit)
+
+
+def _launched(plan: Plan, unit: Unit, places: _Places, flags: Sequence[str], at: NodePlace) -> EngineUnitOptions:
+    """Return an engine that the launcher of another node starts."""
+    documents: dict[str, Spec] = {"--schedule": unit[0].schedule} if len(unit) == 1 else {"--plan": plan}
+    follows = tuple(map(_follows, unit))
+    return EngineUnitOptions(
+        _unit_models(unit, places), tuple(flags), documents, len(at.devices), follows=follows, at=at
+    )
+
+
+def local_devices(model: PlannedModel, cluster: ClusterSpec) -> tuple[int, ...]:
+    """Return a model's devices as numbered on their node."""
+    return tuple(device % cluster.devices_per_node for device in model.devices)
 
 
 def unit_alone(model: PlannedModel, place: int, flags: Sequence[str], cluster: ClusterSpec) -> EngineUnitOptions:
@@ -188,17 +255,4 @@ def _follows(model: PlannedModel) -> tuple[object, ...]:
 def _environment(unit: Sequence[PlannedModel], cluster: ClusterSpec) -> dict[str, str]:
     """Return the environment of an engine of these models, in which it sees only their devices."""
     named = {NOTES_OF: ", ".join(model.name for model in unit)}
-    return named if cluster.is_cpu else named | _visible(unit[0].devices)
-
-
-def _visible(devices: Sequence[int]) -> dict[str, str]:
-    """Return the variable that restricts a process to these GPUs, as numbered for this process."""
-    given = os.environ.get(_VISIBLE)
-    if given is None:
-        return {_VISIBLE: ",".join(map(str, devices))}
-    seen = [name.strip() for name in given.split(",") if name.strip()]
-    if max(devices) >= len(seen):
-        raise InputError(
-            f"The plan uses device {max(devices)}, but {_VISIBLE}={given} shows only {len(seen)}: show more devices."
-        )
-    return {_VISIBLE: ",".join(seen[device] for device in devices)}
+    return named if cluster.is_cpu else named | visible_devices(local_devices(unit[0], cluster))

@@ -16,6 +16,8 @@ from xcore.specs.schedule import Schedule
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.engine_process import DRAIN_LIMIT_S, EngineProcess, JoinedEngine
 from xserver.engines.unit_options import EngineUnitOptions
+from xserver.nodes.node_engine import NodeEngine
+from xserver.nodes.node_link import NodeLink
 
 _MOST_RESTARTS = 5
 """Number of engine ends in a row, without a completed request between them, after which the unit stops."""
@@ -38,13 +40,18 @@ class EngineUnit:
     """The engine of the models of `links`, by name, in the order of `options`; its files are in `directory`.
 
     The engine starts in one of `turns`, which it holds until its models have opened. If it ends unexpectedly, another
-    engine continues its sequences.
+    engine continues its sequences. With a `node`, its launcher starts the engine; without, this process does.
     """
 
     def __init__(
-        self, options: EngineUnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
+        self,
+        options: EngineUnitOptions,
+        links: Mapping[str, EngineLink],
+        directory: Path,
+        turns: asyncio.Semaphore,
+        node: NodeLink | None = None,
     ):
-        self.options, self.links = options, links
+        self.options, self.links, self.node = options, links, node
         self.name = ", ".join(links)
         """The names of its models."""
         self.has_opened = False
@@ -55,8 +62,10 @@ class EngineUnit:
         self._arguments = [*options.arguments, "--socket", str(self._sockets[0] if alone else directory)]
         self._documents = dict(options.documents)
         """The documents for the next engine, by option."""
-        self._engine: EngineProcess | JoinedEngine
-        if options.engine_socket:
+        self._engine: EngineProcess | JoinedEngine | NodeEngine
+        if node:
+            self._engine = NodeEngine(node, options, links, self._sockets)
+        elif options.engine_socket:
             self._engine = JoinedEngine(next(iter(links.values())))
         else:
             files = directory / str(options.models[0].place)
@@ -85,6 +94,8 @@ class EngineUnit:
         Returns the exit code of the engine that can't be replaced, or 0.
         """
         while True:
+            if self.node and not self.node.up:
+                await self._reach(self.node)
             async with self._turns:
                 self._started_s = time.monotonic()
                 await self._engine.start(self._next_documents)
@@ -94,10 +105,14 @@ class EngineUnit:
             opened = self.opened
             self.has_opened = self.has_opened or opened
             code = await self._until(ending)
+            lost = self._engine.lost
             await self._engine.kill()
             await self._disconnected()
             if self._over:
                 return 0
+            if lost:  # the engine itself has not failed
+                self._follows()
+                continue
             self._failures += 1
             refused = code == _REFUSED and not self.has_opened
             if refused or not self._may_follow(opened) or self._failures >= _MOST_RESTARTS:
@@ -149,6 +164,10 @@ class EngineUnit:
         if failed:
             text = f"{failed} sequences end with an error: {_MOST_LOST} engines ended while they waited for a token"
             output.note(text, event="requests_failed", sequences=failed)
+
+    async def _reach(self, node: NodeLink) -> None:
+        """Wait until the node's launcher can start engines."""
+        await node.reachable()
 
     async def _until(self, ending: "asyncio.Future[int]") -> int:
         """Wait for the engine's end."""

@@ -13,15 +13,19 @@ from xcore.requests.engine_protocol import Opened, Stepped
 from xserver.engines.engine_unit import EngineUnit
 from xserver.engines.unit_options import EngineUnitOptions
 from xserver.http.frontend import Frontend
+from xserver.nodes.node_link import NodeLink
 from xserver.telemetry.reporting import reporting
 
+NODE_WAIT_S = 30.0
+"""Seconds for which accepted requests wait for a lost node."""
 _LOOK_S = 0.05
 
 
 class ServerUnit(EngineUnit):
     """A server's unit; `where` is the server's address, and `resume` runs a model's journalled requests.
 
-    If the server abandons the unit, its models' requests wait for another plan's unit.
+    `leave` lets replicas of a model take over its requests, because its node is lost. If the server abandons the unit,
+    its models' requests wait for another plan's unit.
     """
 
     def __init__(
@@ -32,13 +36,15 @@ class ServerUnit(EngineUnit):
         where: str,
         resume: Callable[[Frontend], Coroutine[None, None, None]],
         turns: asyncio.Semaphore,
+        node: NodeLink | None = None,
+        leave: Callable[[Frontend], None] = lambda frontend: None,
     ):
-        super().__init__(options, {f.model.name: f.link for f in frontends}, directory, turns)
-        self.frontends, self._where, self._resume = tuple(frontends), where, resume
+        super().__init__(options, {f.model.name: f.link for f in frontends}, directory, turns, node)
+        self.frontends, self._where, self._resume, self._leave = tuple(frontends), where, resume, leave
         self._tasks: set[asyncio.Task[None]] = set()
         """Background tasks: the event loop itself keeps no strong reference to them."""
         for frontend in frontends:
-            frontend.unit = self.frontends
+            frontend.unit, frontend.node = self.frontends, node
             frontend.link.on_opened = partial(self._opened, frontend)
             frontend.link.on_changed = partial(self._changed, frontend)
             frontend.link.on_stepped = partial(self._heard, frontend)
@@ -65,6 +71,17 @@ class ServerUnit(EngineUnit):
     def _follows(self) -> None:
         for frontend in self.frontends:
             frontend.monitor.restarting()
+
+    async def _reach(self, node: NodeLink) -> None:
+        """Wait for a lost node; replicas on other nodes take over its requests, the others fail after a while."""
+        for frontend in self.frontends:
+            self._leave(frontend)
+        try:
+            await asyncio.wait_for(node.reachable(), NODE_WAIT_S)
+        except (asyncio.TimeoutError, TimeoutError):
+            for frontend in self.frontends:
+                frontend.link.end_all(f"{node.address} can't be reached")
+            await node.reachable()
 
     async def _until(self, ending: "asyncio.Future[int]") -> int:
         watching = asyncio.ensure_future(self._watch())

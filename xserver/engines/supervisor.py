@@ -34,6 +34,7 @@ from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.journal import Journal
 from xserver.http.served_model import ServedModel
+from xserver.nodes.node_link import NodeAddress, NodeLinks
 from xserver.telemetry.library_log import log_libraries
 from xserver.telemetry.request_reports import Reports
 from xserver.telemetry.tracing import tracing
@@ -102,6 +103,10 @@ class ServerOptions:
     """Maximum connections of one client address."""
     keep_alive_s: float
     """The time for which a connection without requests stays open."""
+    nodes: tuple[NodeAddress, ...] = ()
+    """The launchers of other nodes."""
+    node_token: str | None = None
+    """The token of the launchers."""
     residency: ResidencyOptions | None = None
     """How many of the engines are loaded at once; None: all."""
     separate_keys: bool = False
@@ -129,7 +134,9 @@ class Supervisor:
 
     def __init__(self, frontends: Frontends, options: ServerOptions, directory: Path):
         self._frontends, self._options, self._directory = frontends, options, directory
-        self._turns, self._replacing = asyncio.Semaphore(options.starts), asyncio.Lock()
+        self._nodes = NodeLinks(options.nodes, options.node_token, frontends.registry)
+        self._turns = {node: asyncio.Semaphore(options.starts) for node in (None, *self._nodes.by_node)}
+        self._replacing = asyncio.Lock()
         self._units = [self._unit(unit) for unit in options.units]
         self._running: dict[ServerUnit, asyncio.Task[int]] = {}
         self._wanted = [unit.follows for unit in options.units]
@@ -157,14 +164,16 @@ class Supervisor:
             await resume_entries(frontend, frontends.unfinished(frontend))
 
         ours = [frontends.each[model.place] for model in options.models]
-        where = f"http://{self._options.host}:{self._options.port}"
-        return ServerUnit(options, ours, self._directory, where, resume, self._turns)
+        where, at = f"http://{self._options.host}:{self._options.port}", options.at.node if options.at else None
+        node = None if at is None else self._nodes.by_node[at]
+        return ServerUnit(options, ours, self._directory, where, resume, self._turns[at], node, frontends.take_over)
 
     async def run(self, server: Server) -> None:
         """Supervise until the server ends."""
         for unit in self._units:
             await unit.listen()
         serving = asyncio.ensure_future(server.serve(sockets=[bind(self._options)]))
+        self._nodes.run(self._failed)
         residing = self._begin()
         self._preparing = asyncio.ensure_future(self._prepare())
         ended = asyncio.ensure_future(self._ended.wait())
@@ -184,6 +193,7 @@ class Supervisor:
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*(unit.stop() for unit in self._units))
+            await self._nodes.close()
             await serving
             for unit in self._units:
                 await unit.close()

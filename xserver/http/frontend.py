@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from xcore import __version__, document
+from xcore.batching.kv_capacity import blocks_needed
 from xcore.batching.prefix_pool import extend_keys
 from xcore.requests.engine_protocol import Opened, short_keys
+from xcore.requests.request import Request
 from xserver.admission.admission_control import Admission
 from xserver.admission.loop_lag import LoopLag
 from xserver.admission.tokenizer_queue import TokenizerQueue
@@ -15,6 +17,7 @@ from xserver.http.api_error import ApiError, invalid, unavailable
 from xserver.http.generation import Choice
 from xserver.http.journal import Journal
 from xserver.http.served_model import ServedModel
+from xserver.nodes.node_link import NodeLink
 from xserver.telemetry.monitor import Monitor
 from xserver.telemetry.request_reports import Reports
 
@@ -57,6 +60,8 @@ class Frontend:
     """Requests that were sent to this frontend and whose sequences the engine doesn't have yet."""
     unit: "tuple[Frontend, ...]" = ()
     """The frontends of all models of its engine, including this one; empty before the engine is known."""
+    node: NodeLink | None = None
+    """The node whose launcher runs its engine; None: this machine."""
     shares: tuple[str, ...] = ()
     """Other models on the same devices. If there are any, no bound is promised, since the pace depends on them."""
 
@@ -73,6 +78,8 @@ class Frontend:
         if self.draining:
             raise unavailable("The server is shutting down.", "draining", _RETRY_S)
         if self.admission is None:
+            if self.node and not self.node.up:
+                raise unavailable(f"{self.node.address} can't be reached: {self.node.why}.", "node_lost", _RETRY_S)
             if self.restarting:
                 raise unavailable("The engine is restarting.", "engine_restarting", _RETRY_S)
             raise self.starting
@@ -81,6 +88,13 @@ class Frontend:
     def ready(self) -> bool:
         """Whether requests can be accepted."""
         return self.admission is not None and not self.draining
+
+    def has_room_for(self, request: Request) -> bool:
+        """Return whether it accepts requests, and the engine's KV blocks are enough for this one."""
+        opened = self.link.opened
+        if not self.ready or opened is None:
+            return False
+        return blocks_needed(request, opened.schedule) <= opened.schedule.kv_blocks
 
     @property
     def engine_requests(self) -> int:

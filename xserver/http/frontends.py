@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from xcore.batching.dispatch import fewest_requests
+from xcore.console.output import note
+from xcore.quantity import counted
 from xcore.specs.cluster_plan import Plan
 from xserver.admission.measured import Counts
 from xserver.http.api_error import ApiError, invalid
@@ -127,6 +129,21 @@ class Frontends:
         if name not in self._by_name:
             raise ApiError(404, f"The model {reprlib.repr(name)} does not exist: {has}", "model_not_found", "model")
         return self._by_name[name]
+
+    def take_over(self, frontend: Frontend) -> None:
+        """Let ready replicas of a model continue the requests of a frontend whose node is lost.
+
+        Requests that need more KV blocks than a replica has wait for the node.
+        """
+        moved = 0
+        for output in list(frontend.link.outputs.values()):
+            room = [other for other in self._by_name[frontend.model.name] if other.has_room_for(output.request)]
+            if room:
+                room[fewest_requests([other.engine_requests for other in room])].link.take_over(output)
+                moved += 1
+        if moved:
+            text = f"{counted(moved, 'sequence')} of {frontend.model.name} continue on another replica"
+            note(text, event="requests_moved", sequences=moved)
 
     def unfinished(self, frontend: Frontend) -> list[Entry]:
         """Return the journalled requests to this model that another process has left unanswered.

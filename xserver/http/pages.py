@@ -94,6 +94,7 @@ def status_document(frontend: Frontend, frontends: Frontends) -> dict[str, objec
         "model": frontend.model.name,
         "models": frontends.names,
         "state": _state(frontend),
+        "node": _node(frontend),
         "up_s": round(now_s - monitor.observed.since_s, 1),
         "active_requests": frontend.active,
         "waiting": waiting,
@@ -122,6 +123,15 @@ def _state(frontend: Frontend) -> str:
     if frontend.admission is None:
         return "restarting" if frontend.restarting else "loading"
     return "ready"
+
+
+def _node(frontend: Frontend) -> dict[str, object] | None:
+    """Return the node that runs a model's engine; None for the server's own machine."""
+    node = frontend.node
+    if node is None:
+        return None
+    address = node.address
+    return {"number": address.node, "address": f"{address.host}:{address.port}", "reachable": node.up}
 
 
 def _rows(spans: "Sequence[Span]") -> list[dict[str, object]]:

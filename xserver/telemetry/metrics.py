@@ -31,6 +31,7 @@ REJECTIONS = (
     "loading",
     "draining",
     "engine_restarting",
+    "node_lost",
     "journal_unavailable",
     "other",
 )

@@ -153,7 +153,9 @@ def test_what_is_no_plan_is_refused(folder):
     (folder / "torn.json").write_text('{"version": 1')
     assert "is not valid JSON" in refused("--plan", folder / "torn.json")
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
-    assert "is for 2 nodes, but a server runs a plan for one node" in refused("--plan", several)
+    assert "is for 2 nodes, and --node does not name node 0, which has a: start `exegpt launch` there" in refused(
+        "--plan", several
+    )
     assert "has no models: it needs at least one" in refused("--plan", empty(folder))
     twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
     assert "--resident 1 needs one engine for each model, but 'a' has several" in refused(

@@ -35,7 +35,7 @@ class Unit:
     """How long those run that end with a code."""
     made: ClassVar[list["Unit"]] = []
 
-    def __init__(self, options, served, directory, where, resume, turns):
+    def __init__(self, options, served, directory, where, resume, turns, node, leave):
         self.options, self.frontends, self.state, self.failed = options, served, "made", False
         self.has_opened = False
         (self.name,) = options.follows
@@ -95,7 +95,8 @@ def supervising(model, tmp_path, plans=None, plan=None):
     placed = plans and (lambda plan: (plan, of_plan(plan)))
     plans = {"replan": placed, "plan": plan, "watching": partial(Replanning, options=None)}
     host = {"host": "here", "port": 1, "residency": None}
-    options = SimpleNamespace(units=(unit("first"),), starts=1, drain_timeout_s=1.0, **plans, **host)
+    nodes = {"nodes": (), "node_token": None}
+    options = SimpleNamespace(units=(unit("first"),), starts=1, drain_timeout_s=1.0, **nodes, **plans, **host)
     supervised = Supervisor(Frontends([frontend]), options, tmp_path)
     return supervised
 

@@ -1,0 +1,235 @@
+"""The messages between a server and the launcher of a node, and how both ends prove themselves.
+
+    server ──Hello, StartEngine, EndEngine, Ping──► launcher
+    server ◄──Welcome, Denied, EngineConnected, EngineStarting, EngineEnded, Pong── launcher
+
+    server ──Attach, then the engine protocol────► launcher ──Unix socket──► engine
+    server ◄──the engine protocol──────────────── launcher ◄──Unix socket── engine
+
+A server has one connection with the first messages, and one for each connection of an engine. The launcher passes on
+the bytes of the latter unchanged (`xcore.requests.engine_protocol`). Both ends begin by proving that they have the
+token. A message is its length (8 bytes, little-endian) and JSON: its name and its keys, which are checked like those of
+a file. Nothing is encrypted.
+"""
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xcore import document
+from xcore.errors import InputError
+from xcore.requests.proof import NONCE, PROOF, proof, proves
+from xcore.spec import Spec
+from xcore.specs.cluster_plan import Plan
+from xcore.specs.schedule import Schedule
+
+MAX_MESSAGE = 2**24
+"""Largest message in bytes; a longer one ends the connection."""
+PROOF_S = 5.0
+"""Most seconds until the other end has proved itself and said what the connection is for."""
+SILENT_S = 15.0
+"""Seconds without a message after which the other end counts as lost."""
+PING_S = 2.0
+"""Seconds between two pings of a server."""
+_PREFIX = 8
+_SERVER, _LAUNCHER = b"server", b"launcher"
+
+
+class Stranger(Exception):
+    """The other end doesn't have the token."""
+
+
+@dataclass(frozen=True)
+class Hello(Spec):
+    """The first message of a server: it wants to start engines."""
+
+    version: str
+    """The version of exegpt, which both ends must have: the engine protocol has no other."""
+
+
+@dataclass(frozen=True)
+class Attach(Spec):
+    """The first message of a connection that continues as a connection of an engine."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
+class Welcome(Spec):
+    """The launcher starts engines for this server."""
+
+
+@dataclass(frozen=True)
+class Denied(Spec):
+    """The launcher starts no engines for this server."""
+
+    reason: str
+    version: str
+
+
+@dataclass(frozen=True)
+class LaunchedModel(Spec):
+    """A model of an engine to start."""
+
+    name: str
+    place: int
+    """Its index among the plan's models: its engine connects to the socket `engine-PLACE`."""
+    directory: str
+    """The server's directory of the model; the launcher uses its own, if it has one by this name."""
+
+
+@dataclass(frozen=True)
+class StartEngine(Spec):
+    """An engine to start: of a model with devices of its own, or of those that share devices."""
+
+    engine: int
+    """The server's number for it, which no earlier engine of this connection has."""
+    models: tuple[LaunchedModel, ...]
+    devices: tuple[int, ...]
+    """As numbered on the node; a rank for each."""
+    in_use: int
+    """Devices of the node that the plan uses."""
+    flags: tuple[str, ...]
+    """Further arguments of `exegpt engine`, of those in `launched_engine.FLAGS`."""
+    schedule: Schedule | None
+    """The schedule of a model with devices of its own."""
+    plan: Plan | None
+    """The plan of models that share devices."""
+    unit: int
+    """The place of these models in `Plan.units`."""
+
+
+@dataclass(frozen=True)
+class EndEngine(Spec):
+    """An engine to end."""
+
+    engine: int
+
+
+@dataclass(frozen=True)
+class Ping(Spec):
+    """A question for the launcher's clock."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Pong(Spec):
+    """The answer to a ping."""
+
+    number: int
+    now_s: float
+    """The launcher's monotonic clock."""
+
+
+@dataclass(frozen=True)
+class EngineConnected(Spec):
+    """An engine has connected to the socket of one of its models; the server can attach to this connection."""
+
+    engine: int
+    place: int
+    connection: int
+
+
+@dataclass(frozen=True)
+class EngineStarting(Spec):
+    """What an engine does before it opens."""
+
+    engine: int
+    place: int
+    text: str
+
+
+@dataclass(frozen=True)
+class EngineEnded(Spec):
+    """An engine has ended, or could not be started."""
+
+    engine: int
+    code: int
+    """The exit code."""
+    reason: str = ""
+    """Why the launcher has not started it."""
+
+
+FIRST: tuple[type[Spec], ...] = (Hello, Attach)
+FROM_SERVER: tuple[type[Spec], ...] = (StartEngine, EndEngine, Ping)
+FROM_LAUNCHER: tuple[type[Spec], ...] = (Welcome, Denied, EngineConnected, EngineStarting, EngineEnded, Pong)
+
+
+def encoded(message: Spec) -> bytes:
+    """Return a message with its length before it; InputError if the other end would refuse its length."""
+    data = json.dumps([type(message).__name__, document.to_dict(message)]).encode()
+    _check_size(len(data))
+    return len(data).to_bytes(_PREFIX, "little") + data
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_MESSAGE:
+        raise InputError(f"A message has {size:,} bytes, but at most {MAX_MESSAGE:,} are accepted.")
+
+
+async def receive(reader: asyncio.StreamReader, kinds: Iterable[type[Spec]]) -> Spec:
+    """Return the next message, which is of one of these kinds.
+
+    Raises:
+        InputError: It is too long, or no such message.
+        IncompleteReadError: The connection has ended.
+    """
+    size = int.from_bytes(await reader.readexactly(_PREFIX), "little")
+    _check_size(size)
+    data = await reader.readexactly(size)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise InputError("A message is not in UTF-8.") from None
+    content = document.parse_json(text, "A message")
+    by_name = {kind.__name__: kind for kind in kinds}
+    if not isinstance(content, list) or len(content) != 2 or content[0] not in by_name:
+        raise InputError(f"A message is none of {', '.join(by_name)}.")
+    return document.from_dict(by_name[content[0]], content[1], f"A message {content[0]}")
+
+
+async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
+    """Let a server prove that it has the token, then prove the same to it.
+
+    Raises:
+        Stranger: It doesn't have the token.
+        IncompleteReadError: It has closed the connection.
+    """
+    mine = secrets.token_bytes(NONCE)
+    writer.write(mine)
+    theirs = await reader.readexactly(NONCE)
+    if not proves(await reader.readexactly(PROOF), token, _SERVER, mine, theirs):
+        raise Stranger
+    writer.write(proof(token, _LAUNCHER, theirs, mine))
+
+
+async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
+    """Prove to a launcher that this server has the token, then let the launcher prove the same.
+
+    Raises:
+        Stranger: One of both doesn't have the other's token.
+        IncompleteReadError: The connection has ended before.
+    """
+    theirs, mine = await reader.readexactly(NONCE), secrets.token_bytes(NONCE)
+    writer.write(mine + proof(token, _SERVER, theirs, mine))
+    try:
+        answer = await reader.readexactly(PROOF)
+    except asyncio.IncompleteReadError:
+        raise Stranger from None
+    if not proves(answer, token, _LAUNCHER, mine, theirs):
+        raise Stranger
+
+
+def prepare(writer: asyncio.StreamWriter) -> None:
+    """Send small messages of a connection at once, and detect a machine that is gone."""
+    connection = writer.get_extra_info("socket")
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # Linux
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), seconds))
+    for level, option, value in options:
+        connection.setsockopt(level, option, value)
