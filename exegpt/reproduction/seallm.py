@@ -5,11 +5,12 @@ the same distributions as the replayed ones.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from exegpt.report.sections import Section
-from exegpt.reproduction import seallm_replacement as replacement
-from exegpt.reproduction.seallm_replacement import Replacements
+from exegpt.reproduction import seallm_arrivals, seallm_placement
+from exegpt.reproduction.seallm_arrivals import RealComparison, RealLoad, real_loads
+from exegpt.reproduction.seallm_placement import PlacementTime, placement_times
 from exegpt.reproduction.seallm_systems import (
     BASELINES,
     OURS,
@@ -70,13 +71,9 @@ PAIRS = (
     ("llama-2-7b", "opt-6.7b"),
     ("llama-2-70b", "llama-2-13b"),
 )
-KINDS: dict[str, Callable[[], Replacements]] = {
-    "fixed": replacement.fixed,
-    "adaptive": replacement.adaptive,
-    "restart": lambda: replacement.adaptive(restart=True),
-}
 QUICK = (
-    "two rates (2 and 10/s) of four and one burstiness (CV 4) of three; no replacement; one sweep value of each kind"
+    "two rates (2 and 10/s) of four and one burstiness (CV 4) of three; 2,000 requests of each trace at one rate of "
+    "three; no drift; one placement's time; one sweep value of each kind"
 )
 QUICK_RATES = RATES[:2]
 """What `quick` leaves out, and the rates that it runs."""
@@ -118,10 +115,11 @@ class ScenarioResult:
 
 @dataclass(frozen=True)
 class SeaLLM:
-    """Loads and replacements, or sweeps."""
+    """Loads, real arrivals and the time of placements, or sweeps."""
 
     loads: tuple[ScenarioResult, ...] = ()
-    replacements: dict[str, Replacements] = field(default_factory=dict)
+    real: tuple[RealComparison, ...] = ()
+    placements: tuple[PlacementTime, ...] = ()
     sweeps: tuple[ScenarioResult, ...] = ()
 
 
@@ -161,31 +159,34 @@ def measure(scenario: SeaLLMScenario) -> ScenarioResult:
     return ScenarioResult(scenario, figures)
 
 
-def work(what: SeaLLMScenario | str) -> ScenarioResult | Replacements:
-    """Run one task of a process: a scenario, or a kind of replacement."""
-    return KINDS[what]() if isinstance(what, str) else measure(what)
+def work(what: SeaLLMScenario | RealLoad) -> ScenarioResult | RealComparison:
+    """Run one task of a process."""
+    return seallm_arrivals.compare(what) if isinstance(what, RealLoad) else measure(what)
 
 
 def reproduce(
     progress: Callable[[int, int], None] = lambda done, total: None, sweeps: bool = False, quick: bool = False
 ) -> SeaLLM:
-    """Run all loads, the ablations, and replacement; or, with `sweeps`, densities, runs and noise."""
+    """Run all loads, the ablations, and real arrivals; or, with `sweeps`, densities, runs and noise."""
     scenarios = sweep_scenarios(quick) if sweeps else load_scenarios(quick)
     falling = sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
-    tasks: list[SeaLLMScenario | str] = [*([] if sweeps or quick else KINDS), *falling]  # the longest first
-    found: dict[SeaLLMScenario | str, ScenarioResult | Replacements] = {}
+    tasks: list[SeaLLMScenario | RealLoad] = [*([] if sweeps else real_loads(quick)), *falling]  # the longest first
+    found: dict[SeaLLMScenario | RealLoad, ScenarioResult | RealComparison] = {}
     with Processes() as processes:
         for first in range(0, len(tasks), AT_ONCE):
             progress(first, len(tasks))
             some = tasks[first : first + AT_ONCE]
             found |= zip(some, processes.each(work, [(task,) for task in some]), strict=True)
     measured = tuple(entry for each in scenarios if isinstance(entry := found[each], ScenarioResult))
-    replacements = {kind: changes for kind in KINDS if isinstance(changes := found.get(kind), Replacements)}
-    return SeaLLM(sweeps=measured) if sweeps else SeaLLM(measured, replacements)
+    if sweeps:
+        return SeaLLM(sweeps=measured)
+    compared = tuple(entry for entry in found.values() if isinstance(entry, RealComparison))
+    sizes = seallm_placement.QUICK_SIZES if quick else seallm_placement.SIZES
+    return SeaLLM(measured, compared, placement_times(sizes))
 
 
 def sections(result: SeaLLM) -> list[Section]:
-    """Return services, loads, SLO scales, replacement and blocks; or sweeps."""
+    """Return services, loads, SLO scales, real arrivals, blocks and the time of placements; or sweeps."""
     if result.sweeps:
         rows = tuple(row for each in result.sweeps for row in _sweep_rows(each))
         heads = ("sweep", "system", "L_N", "in time", "TPOT, ms")
@@ -216,8 +217,9 @@ def sections(result: SeaLLM) -> list[Section]:
                 if (own := each.systems[system])
             ),
         ),
-        *([_replacement(result.replacements)] if result.replacements else []),
+        seallm_arrivals.section(result.real),
         _blocks(),
+        seallm_placement.section(result.placements),
     ]
 
 
@@ -336,30 +338,6 @@ def _gains(loads: tuple[ScenarioResult, ...]) -> list[str]:
         ttft = max(own.ttft_s / ours.ttft_s for own, ours in pairs)
         notes.append(f"Largest factors over {system} (paper): {texts}; TTFT {figure_text(ttft)}.")
     return [*notes, "The paper's TTFT is at most 51.98 times shorter than a baseline's."]
-
-
-def _replacement(kinds: dict[str, Replacements]) -> Section:
-    rows = tuple(
-        (
-            kind,
-            figure_text(r.figures.normalised),
-            percent_text(r.figures.in_time),
-            figure_text(r.figures.ttft_s),
-            ", ".join(f"{seconds:.0f}" for seconds in r.intervals_s) or "–",
-            ", ".join(figure_text(error) for error in r.errors) or "–",
-            str(r.moved),
-        )
-        for kind, r in kinds.items()
-    )
-    ratio = kinds["fixed"].figures.normalised / kinds["adaptive"].figures.normalised
-    notes = (
-        f"SeaLLM-A, the fixed placement, has {figure_text(ratio)} times the L_N (paper: up to 2.44).",
-        f"{replacement.PHASES} phases of {replacement.PHASE_S:g} s at {replacement.RATE_SEQ_S:g} requests/s, CV "
-        f"{replacement.VARIATION:g}; popularities move to other services after each. A changed engine restarts, "
-        "and serves nothing until its weights are loaded.",
-    )
-    columns = ("placement", "L_N", "in time", "TTFT, s", "intervals, s", "error", "engines changed")
-    return Section("replacement while popularities change", columns, rows, notes)
 
 
 def _blocks() -> Section:

@@ -1,7 +1,9 @@
-"""SeaLLM's services with changing popularities: a fixed placement, and one that is replaced adaptively."""
+"""Services whose popularities change: a fixed placement, and one that is replaced adaptively (SeaLLM 4.3)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from exegpt.reproduction.seallm_systems import OURS, RULES, Figures, History, figures_of, merged_engines, two_stage
 from exegpt.reproduction.seallm_workload import (
@@ -29,8 +31,25 @@ STEP = 3
 """Number of places by which popularities move."""
 PULL_BYTES_S = 0.87e9
 """Rate at which a device loads weights: that of SamuLLM's host."""
-PAST_S = 60.0
-"""Maximum past time that is simulated for the next placement, in seconds."""
+PAST_S, PAST = 60.0, 1000
+"""Seconds of the drift before the first placement, and the most past requests simulated for a next one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Requests over time, and the requests before them, for which the first placement is made."""
+
+    past: History
+    asked: dict[str, ServiceArrays]
+    seconds: float
+    """When the last request arrives, or later."""
+    first_s: float = FIRST_S
+    """The first interval between two placements."""
+
+    @property
+    def services(self) -> tuple[SeaService, ...]:
+        """The services, with their popularities before the first request."""
+        return self.past.services
 
 
 @dataclass(frozen=True)
@@ -66,11 +85,11 @@ def changing_traffic() -> dict[str, ServiceArrays]:
     return {name: joined([asked[name].later(n * PHASE_S) for n, asked in enumerate(phases)]) for name in names}
 
 
-def first_placement() -> Placed:
-    """Return the placement for the popularities of the first phase."""
+def drift() -> Timeline:
+    """Return the synthetic drift; its past has the popularities of the first phase."""
     of_phase = popularities()[0]
     past = traffic_of(Traffic(RATE_SEQ_S, VARIATION, PAST_S, 99), of_phase)
-    return _placed(History(of_phase, past, NODES, RATE_SEQ_S))
+    return Timeline(History(of_phase, past, NODES, RATE_SEQ_S), changing_traffic(), PHASES * PHASE_S, FIRST_S)
 
 
 def _placed(history: History) -> Placed:
@@ -79,67 +98,76 @@ def _placed(history: History) -> Placed:
     return placed
 
 
-def fixed() -> Replacements:
+def fixed(timeline: Timeline) -> Replacements:
     """Run with the first placement throughout."""
-    asked = changing_traffic()
-    cluster = _cluster(first_placement().groups, asked)
+    cluster = _cluster(_placed(timeline.past).groups, timeline)
     cluster.run()
-    return Replacements(_figures(asked, cluster), (), (), 0)
+    return Replacements(_figures(timeline, cluster), (), (), 0)
 
 
-def adaptive(restart: bool = False) -> Replacements:
+def adaptive(timeline: Timeline, restart: bool = False) -> Replacements:
     """Run with placements that are replaced after adaptive intervals.
 
     Weights are loaded while engines run, and requests then move to the new engines. With `restart`, engines that change
     stop during the loading.
     """
-    asked, placed = changing_traffic(), first_placement()
-    cluster, groups = _cluster(placed.groups, asked), placed.groups
-    now, seconds, moved = 0.0, FIRST_S, 0
+    placed = _placed(timeline.past)
+    cluster, groups = _cluster(placed.groups, timeline), placed.groups
+    now, seconds, moved = 0.0, timeline.first_s, 0
     intervals, errors = [], []
-    while now + seconds < PHASES * PHASE_S:
+    while now + seconds < timeline.seconds:
         now += seconds
         cluster.run(now)
-        error = Performance(placed.in_time, placed.normalised).error(_real(cluster, asked, now - seconds, now))
+        error = Performance(placed.in_time, placed.normalised).error(_real(cluster, timeline.asked, now - seconds, now))
         intervals.append(seconds)
         errors.append(error)
-        placed = _placed(_history(asked, now, seconds))
+        history = _history(timeline, now, seconds)
         seconds = next_interval(seconds, error)
+        if history is None:
+            continue
+        placed = _placed(history)
         wanted = matched(placed.groups, groups)
-        pull_s = _pull_s(groups, wanted)
+        pull_s = _pull_s(groups, wanted, {service.name: service.llm for service in timeline.services})
         moved += len(set(wanted) - set(groups))
         kept = {running.engine.key: running.engine for running in cluster.running}
-        engines = [kept.get(engine.key, engine) for engine in merged_engines(wanted, _by_name(), RULES[OURS])]
+        engines = [
+            kept.get(engine.key, engine) for engine in merged_engines(wanted, timeline.past.by_name, RULES[OURS])
+        ]
         at_s, stopped_s = (now, pull_s) if restart else (now + min(pull_s, 0.9 * seconds), 0.0)
         cluster.replace(engines, at_s, stopped_s)
         groups = wanted
     cluster.run()
-    return Replacements(_figures(asked, cluster), tuple(intervals), tuple(errors), moved)
+    return Replacements(_figures(timeline, cluster), tuple(intervals), tuple(errors), moved)
 
 
-def _by_name() -> dict[str, SeaService]:
-    return {service.name: service for service in services()}
+def _cluster(groups: Sequence[ServiceGroup], timeline: Timeline) -> SimulatedCluster:
+    engines = merged_engines(groups, timeline.past.by_name, RULES[OURS])
+    return SimulatedCluster(engines, {name: own.requests for name, own in timeline.asked.items()})
 
 
-def _cluster(groups: Sequence[ServiceGroup], asked: Mapping[str, ServiceArrays]) -> SimulatedCluster:
-    engines = merged_engines(groups, _by_name(), RULES[OURS])
-    return SimulatedCluster(engines, {name: own.requests for name, own in asked.items()})
+def _figures(timeline: Timeline, cluster: SimulatedCluster) -> Figures:
+    return figures_of(timeline.asked, cluster.result(), [running.engine for running in cluster.running])
 
 
-def _figures(asked: Mapping[str, ServiceArrays], cluster: SimulatedCluster) -> Figures:
-    return figures_of(asked, cluster.result(), [running.engine for running in cluster.running])
-
-
-def _history(asked: Mapping[str, ServiceArrays], now: float, seconds: float) -> History:
-    """Return the requests of the past interval; of a long interval, only the requests of its end."""
-    start_s = max(now - seconds, now - PAST_S)
+def _history(timeline: Timeline, now: float, seconds: float) -> History | None:
+    """Return the last requests of the past interval, at most `PAST`; None if there were none."""
+    arrivals = np.sort(np.concatenate([own.arrival_s for own in timeline.asked.values()]))
+    of_interval = arrivals[(arrivals >= now - seconds) & (arrivals < now)]
+    if not len(of_interval):
+        return None
+    start_s = float(of_interval[-PAST]) if len(of_interval) > PAST else now - seconds
     past = {
         name: own.only((own.arrival_s >= start_s) & (own.arrival_s < now)).later(-start_s)
-        for name, own in asked.items()
+        for name, own in timeline.asked.items()
     }
-    count = max(1, sum(len(own.inputs) for own in past.values()))
-    seen = tuple(replace(service, popularity=len(past[service.name].inputs) / count) for service in services())
-    return History(seen, past, NODES, count / (now - start_s))
+    return history_of(timeline.services, past, now - start_s)
+
+
+def history_of(of: Sequence[SeaService], past: dict[str, ServiceArrays], seconds: float) -> History:
+    """Return the requests of some seconds, and the services with their popularities: at least one request counts."""
+    counts = [max(1, len(past[service.name].inputs)) for service in of]
+    seen = tuple(replace(service, popularity=count / sum(counts)) for service, count in zip(of, counts, strict=True))
+    return History(seen, past, NODES, sum(counts) / seconds)
 
 
 def _real(cluster: SimulatedCluster, asked: Mapping[str, ServiceArrays], start_s: float, now: float) -> Performance:
@@ -177,10 +205,9 @@ def matched(wanted: Sequence[ServiceGroup], before: Sequence[ServiceGroup]) -> t
     return tuple(replace(group, devices=chosen[place]) for place, group in enumerate(wanted))
 
 
-def _pull_s(before: Sequence[ServiceGroup], after: Sequence[ServiceGroup]) -> float:
-    """Return the seconds until every device has loaded its missing weights."""
+def _pull_s(before: Sequence[ServiceGroup], after: Sequence[ServiceGroup], llms: Mapping[str, str]) -> float:
+    """Return the seconds until every device has loaded its missing weights; `llms` are the services' LLMs."""
     known = {(group.devices, name) for group in before for name in group.services}
-    llms = {service.name: service.llm for service in services()}
     seconds = []
     for group in after:
         found = [

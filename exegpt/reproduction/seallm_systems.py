@@ -33,7 +33,7 @@ from xmulti.sharing.cluster_replay import ClusterReplay, ServiceRequests, Shared
 from xmulti.sharing.iteration_cost import sharing_overhead
 from xmulti.sharing.placement import Mesh, Placer, Popular
 from xmulti.sharing.replay import ModelLoad
-from xmulti.stages.two_stage import Placed, Service, ServiceGroup, ServiceOutcome, place_in_stages
+from xmulti.stages.two_stage import ALPHA, Placed, Service, ServiceGroup, ServiceOutcome, place_in_stages
 
 OURS = "SeaLLM"
 BASELINES = ("vLLM", "AlpaServe", "MuxServe")
@@ -45,10 +45,12 @@ class Rule:
 
     order: Callable[[], Order]
     prompts_first: bool = True
+    by_attainment: bool = False
+    """Whether services are placed by their share of requests in time alone, onto the groups with the least load."""
 
 
 RULES = {
-    "AlpaServe": Rule(lambda: fcfs),
+    "AlpaServe": Rule(lambda: fcfs, by_attainment=True),
     OURS: Rule(lambda: DoublingBudget(executed=True)),
     "SeaLLM, by the letter": Rule(lambda: DoublingBudget(executed=True), prompts_first=False),
     "SeaLLM-F": Rule(lambda: fcfs),
@@ -57,7 +59,9 @@ RULES = {
 }
 """The rule of each system.
 
-The first two have separate placements, the others use SeaLLM's. The literal Algorithm 2 lets prompts wait for running
+The first two have separate placements, the others use SeaLLM's. AlpaServe's is its fast heuristic: the service with
+the most late requests goes to the group with the lowest utilization, and the placement with the most requests in time
+is the best. Utilization is the sum of rate times L̂. The literal Algorithm 2 lets prompts wait for running
 sequences of their own service. MLFQ is FastServe's, which sorts prompts and running sequences by one key.
 """
 
@@ -200,9 +204,14 @@ def _counted(asked: ServiceArrays, replay: ClusterReplay) -> Array:
 
 
 def two_stage(history: History, rule: Rule) -> Placed | None:
-    """Return SeaLLM's placement under a rule; None if no placement has all services."""
+    """Return SeaLLM's placement under a rule, or AlpaServe's; None if no placement has all services."""
     services = [
-        Service(s.name, history.rate_seq_s * s.popularity, len(history.asked[s.name].inputs)) for s in history.services
+        Service(
+            s.name,
+            history.rate_seq_s * s.popularity * (s.mean_s if rule.by_attainment else 1.0),
+            len(history.asked[s.name].inputs),
+        )
+        for s in history.services
     ]
     known: dict[tuple[int, tuple[str, ...]], bool] = {}
 
@@ -212,7 +221,8 @@ def two_stage(history: History, rule: Rule) -> Placed | None:
             known[key] = have_room(size, [history.by_name[name] for name in names])
         return known[key]
 
-    return place_in_stages(services, history.nodes, NODE, fits, Scoring(history, rule))
+    alpha = 0.0 if rule.by_attainment else ALPHA
+    return place_in_stages(services, history.nodes, NODE, fits, Scoring(history, rule), alpha=alpha)
 
 
 def mux_engines(history: History) -> list[SharedEngine] | None:

@@ -138,18 +138,26 @@ def services() -> tuple[SeaService, ...]:
     """Return sixteen clusters of lengths, each with an LLM and a popularity drawn at random."""
     draws = np.random.default_rng(_SEED)
     lengths = np.concatenate([_lognormal(draws, means) for means in SETS.values()])
-    clusters = k_means(np.log(lengths), SERVICES, draws)
-    llms = draws.permutation([LLMS[place % len(LLMS)] for place in range(SERVICES)])
+    clusters, llms = clustered(lengths, draws)
     weights = draws.permutation(np.arange(1.0, SERVICES + 1) ** -POPULARITY)
-    made = []
-    for place in range(SERVICES):
-        inputs, outputs = lengths[clusters == place].T
-        context = builtin_model(str(llms[place])).context
-        outputs = np.minimum(outputs, context // 2)
-        inputs = np.minimum(inputs, context - outputs)
-        share = float(weights[place] / weights.sum())
-        made.append(SeaService(f"s{place:02d}", str(llms[place]), share, inputs, outputs))
-    return tuple(made)
+    shares = (weights / weights.sum()).tolist()
+    return tuple(
+        SeaService(f"s{place:02d}", llm, share, *within_context(llm, *lengths[clusters == place].T))
+        for place, (llm, share) in enumerate(zip(llms, shares, strict=True))
+    )
+
+
+def clustered(lengths: Array, draws: np.random.Generator) -> tuple[Places, list[str]]:
+    """Return the cluster (one of `SERVICES`) of each of the lengths [requests, 2], and each cluster's LLM at random."""
+    clusters = k_means(np.log(lengths), SERVICES, draws)
+    return clusters, draws.permutation([LLMS[place % len(LLMS)] for place in range(SERVICES)]).tolist()
+
+
+def within_context(llm: str, inputs: Array, outputs: Array) -> tuple[Array, Array]:
+    """Return lengths cut to an LLM's context: outputs to half of it, prompts to the rest."""
+    context = builtin_model(llm).context
+    outputs = np.minimum(outputs, context // 2)
+    return np.minimum(inputs, context - outputs), outputs
 
 
 def _lognormal(draws: np.random.Generator, means: tuple[float, float]) -> Array:

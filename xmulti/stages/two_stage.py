@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 ALPHA = 1e-4
-"""SeaLLM's weight of latencies in the unserved index."""
+"""SeaLLM's weight of latencies in the unserved index; with 0, only requests in time count (AlpaServe)."""
 IMPROVES, PATIENCE = 0.01, 3
 """Least share by which replicas must lower latencies, and how many in a row may fail to, where a search may give up."""
 MOST = 2
@@ -44,6 +44,7 @@ class Service:
 
     name: str
     rate_seq_s: float
+    """Its part of a group's rate; groups with lower rates get further services first."""
     requests: int
     """Requests of the simulation: all are late while the service has no group."""
 
@@ -58,10 +59,9 @@ class ServiceOutcome:
     """Mean over its requests of latency over L̂."""
     requests: int
 
-    @property
-    def unserved(self) -> float:
-        """SeaLLM's unserved index."""
-        return self.late + ALPHA * self.normalised
+    def unserved(self, alpha: float) -> float:
+        """Return SeaLLM's unserved index."""
+        return self.late + alpha * self.normalised
 
 
 Scorer = Callable[[tuple[ServiceGroup, ...]], Mapping[str, ServiceOutcome]]
@@ -102,13 +102,16 @@ def place_in_stages(
     score: Scorer,
     most_replicas: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    alpha: float = ALPHA,
 ) -> Placed | None:
     """Return the best of the placements that Algorithm 1 reaches, over all degrees; None if none has every service.
 
-    `most_replicas`: the most groups that a service may be in; None: no limit.
+    `most_replicas`: the most groups that a service may be in; None: no limit. With an `alpha` of 0, placements are
+    compared by their requests in time alone; of equal ones, the lowest degree is the best.
     """
-    of_degrees = placements(services, nodes, devices_per_node, fits, score, most_replicas, progress, False)
-    return min((of_degree[-1] for of_degree in of_degrees), key=lambda placed: placed.order, default=None)
+    of_degrees = placements(services, nodes, devices_per_node, fits, score, most_replicas, progress, False, alpha)
+    reached = [of_degree[-1] for of_degree in of_degrees]
+    return min(reached, key=lambda placed: placed.order if alpha else (-placed.in_time, 0.0), default=None)
 
 
 def placements(
@@ -120,6 +123,7 @@ def placements(
     most_replicas: int | None,
     progress: Callable[[int, int], None],
     gives_up: bool = True,
+    alpha: float = ALPHA,
 ) -> list[list[Placed]]:
     """Return, for each degree that has room, the placements with every service on the way of Algorithm 1.
 
@@ -132,7 +136,7 @@ def placements(
         progress(number, len(degrees))
         groups = partition(services, nodes, devices_per_node, tp, fits)
         of_degree: list[Placed] = []
-        for allocated in _allocations(services, groups, fits, score, most_replicas) if groups else ():
+        for allocated in _allocations(services, groups, fits, score, most_replicas, alpha) if groups else ():
             of_degree.append(summary(tp, allocated, score(allocated)))
             latest = of_degree[-PATIENCE:]
             if gives_up and len(of_degree) > PATIENCE:
@@ -219,6 +223,7 @@ def _allocations(
     fits: Fits,
     score: Scorer,
     most_replicas: int | None,
+    alpha: float,
 ) -> Iterator[tuple[ServiceGroup, ...]]:
     """Yield the allocations of the second stage in which every service has a group, each with one replica more."""
     rates = {service.name: service.rate_seq_s for service in services}
@@ -231,7 +236,7 @@ def _allocations(
             yield groups
             order = [s for s in services if most_replicas is None or places[s.name] < most_replicas]
             outcomes = score(groups) if order else {}
-        by_urgency = sorted(order, key=lambda service: _urgency(service, outcomes))
+        by_urgency = sorted(order, key=lambda service: _urgency(service, outcomes, alpha))
         found = next(_choices(groups, by_urgency, places, rates, fits), None)
 
 
@@ -244,12 +249,12 @@ def _places(groups: Sequence[ServiceGroup]) -> dict[str, int]:
     return counts
 
 
-def _urgency(service: Service, outcomes: Mapping[str, ServiceOutcome]) -> tuple[float, str]:
+def _urgency(service: Service, outcomes: Mapping[str, ServiceOutcome], alpha: float) -> tuple[float, str]:
     """Return a sort key; lower is more urgent.
 
     The key is the unserved index, which counts all requests of a service without a group as late.
     """
-    index = outcomes[service.name].unserved if service.name in outcomes else float(service.requests)
+    index = outcomes[service.name].unserved(alpha) if service.name in outcomes else float(service.requests)
     return -index, service.name
 
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from exegpt.cli import main
-from exegpt.reproduction import seallm, seallm_replacement, seallm_systems, seallm_workload
+from exegpt.reproduction import seallm, seallm_arrivals, seallm_replacement, seallm_systems, seallm_workload
 from exegpt.reproduction.seallm import ScenarioResult, SeaLLM, SeaLLMScenario, sections
+from exegpt.reproduction.seallm_arrivals import RealComparison, RealLoad
+from exegpt.reproduction.seallm_placement import PlacementTime, placement_times
 from exegpt.reproduction.seallm_replacement import Replacements, matched, popularities
 from exegpt.reproduction.seallm_systems import (
     OURS,
@@ -20,6 +22,7 @@ from exegpt.reproduction.seallm_systems import (
     replay_of,
 )
 from exegpt.reproduction.seallm_workload import SETS, ServiceArrays, Traffic, joined, k_means, services, traffic_of
+from xcore.specs.workload import RequestLengths
 from xmulti.stages.two_stage import Placed, ServiceGroup
 
 FIGURES = Figures(100, 2.0, 0.5, 0.3, 0.95, 10.0, 1.0, 0.02, 0.5, 0, 0, (0.2, 0.5, 0.95, 1.0, 1.0), "32 × 1")
@@ -166,7 +169,7 @@ def test_replaced_engines_serve_every_request(monkeypatch, restart):
         turns.append(Placed(4, groups, 0.9, 2.0))
     in_turn = iter(4 * turns)
     monkeypatch.setattr(seallm_replacement, "_placed", lambda history: next(in_turn))
-    found = seallm_replacement.adaptive(restart)
+    found = seallm_replacement.adaptive(seallm_replacement.drift(), restart)
     assert found.figures.requests == sum(len(own.inputs) for own in seallm_replacement.changing_traffic().values())
     assert found.intervals_s[0] == 40.0 and len(found.intervals_s) == len(found.errors) == 2
     assert found.intervals_s[1] == pytest.approx(40.0 * (0.9 if found.errors[0] > 0.1 else 1.1))
@@ -185,6 +188,69 @@ def test_a_scenario_is_measured_under_all_systems(monkeypatch):
     assert measured.systems[OURS].normalised < 3 and measured.systems[OURS].in_time > 0.9  # at a light load
 
 
+def trace(count):
+    """Two kinds of requests, of which the second comes in the second half only; 10 requests/s."""
+    draws = np.random.default_rng(2)
+    kinds = np.where(np.arange(count) < count / 2, 0, draws.integers(2, size=count))
+    sizes = np.exp(draws.normal(0, 0.2, (count, 2))) * np.array([(60.0, 40.0), (1500.0, 10.0)])[kinds]
+    return [RequestLengths(int(i), int(o), 0.1 * n + 7.0) for n, (i, o) in enumerate(sizes + 1)]
+
+
+def test_a_traces_requests_become_those_of_services_at_a_rate():
+    rows = trace(1640)
+    timeline = seallm_arrivals.of_trace(rows, 20.0)
+    past = timeline.past.asked
+    assert sum(len(own.inputs) for own in past.values()) == seallm_arrivals.PAST
+    assert sum(len(own.inputs) for own in timeline.asked.values()) == 1000
+    assert timeline.past.rate_seq_s == pytest.approx(20.0, rel=0.03)
+    assert sum(service.popularity for service in timeline.services) == pytest.approx(1)
+    arrivals = np.sort(np.concatenate([own.arrival_s for own in timeline.asked.values()]))
+    assert arrivals[0] == pytest.approx(0) and timeline.seconds == pytest.approx(arrivals[-1])
+    assert np.diff(arrivals) == pytest.approx(0.05)  # as spread out as in the trace
+    for name, own in timeline.asked.items():
+        assert (own.inputs + own.outputs <= own.service.model.context).all()
+        if not len(past[name].inputs):  # the second kind
+            assert own.arrival_s.min() > 8 and own.inputs.mean() > 500
+
+
+def test_all_systems_are_compared_at_a_traces_arrivals(tmp_path, monkeypatch):
+    monkeypatch.setattr(seallm_arrivals, "PAST", 200)
+    folder = tmp_path / "azure"
+    folder.mkdir()
+    lines = [
+        f"2023-11-16 18:{n // 600:02d}:{n % 600 / 10:06.3f},{r.input},{r.output}" for n, r in enumerate(trace(600))
+    ]
+    (folder / "AzureLLMInferenceTrace_code.csv").write_text(
+        "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines])
+    )
+    monkeypatch.delenv("EXEGPT_DATA", raising=False)
+    assert [load.arrivals for load in seallm_arrivals.real_loads()] == ["drift"] and not seallm_arrivals.real_loads(
+        True
+    )
+    monkeypatch.setenv("EXEGPT_DATA", str(tmp_path))
+    (load,) = seallm_arrivals.real_loads(quick=True)
+    compared = seallm_arrivals.compare(load)
+    figures = [*compared.systems.values(), *(kind.figures for kind in compared.replaced.values())]
+    assert len(figures) == 5 and {own.requests for own in figures if own} == {400}
+    assert compared.replaced["adaptive"].intervals_s and not compared.replaced["fixed"].intervals_s
+    assert all(len(row) == 11 for row in seallm_arrivals.section([compared]).rows)
+
+
+def test_alpaserve_places_by_requests_in_time_alone():
+    """At a light load all degrees have every request in time: the lowest is taken, where SeaLLM prefers short times."""
+    asked = traffic_of(Traffic(2.0, 1.0, 60.0, 3), services())
+    history = seallm_systems.History(services(), asked, 4, 2.0)
+    placed = {name: seallm_systems.two_stage(history, seallm_systems.RULES[name]) for name in ("AlpaServe", OURS)}
+    assert placed["AlpaServe"].in_time == placed[OURS].in_time == 1
+    assert placed["AlpaServe"].tp == 1 < placed[OURS].tp and placed[OURS].normalised < placed["AlpaServe"].normalised
+
+
+def test_the_time_of_a_placement_is_that_of_its_search():
+    small, none = placement_times([(2, 8), (1, 16)])
+    assert (small.gpus, small.services) == (16, 8) and small.cpu_s > 0 and small.degree in (1, 2, 4, 8)
+    assert none.gpus == 8 and none.degree is None  # four 70B alone fill more than a node
+
+
 def result():
     """A light load that lands, and a heavy one that doesn't."""
     worse = replace(FIGURES, normalised=4.0, in_time=0.5, tail_s=20.0, ttft_s=5.0, tpot_s=0.03)
@@ -194,8 +260,13 @@ def result():
         ScenarioResult(SeaLLMScenario("load", 10.0, 4.0), light),
         ScenarioResult(SeaLLMScenario("load", 50.0, 4.0), heavy),
     )
-    kinds = {kind: Replacements(FIGURES, (300.0,), (0.2,), 3) for kind in seallm.KINDS}
-    return SeaLLM(loads, kinds | {"fixed": Replacements(worse, (), (), 0)})
+    kinds = {
+        "fixed": Replacements(worse, (), (), 0),
+        "adaptive": Replacements(FIGURES, (300.0, 270.0), (0.2, 0.2), 3),
+    }
+    systems = {"vLLM": worse, "AlpaServe": replace(FIGURES, normalised=1.0), "MuxServe": None}
+    real = RealComparison(RealLoad("Azure, code", "code.csv", 5.0), systems, kinds)
+    return SeaLLM(loads, (real,), (PlacementTime(16, 8, 100, 1.5, 2), PlacementTime(8, 8, 100, 0.1, None)))
 
 
 def test_what_is_counted():
@@ -211,7 +282,12 @@ def test_what_is_counted():
     assert "L_N rises from SeaLLM to AlpaServe to vLLM to MuxServe in 1 of 2" in notes
     assert "no higher than SeaLLM-F's in 1 of 2" in notes and "TPOT is no higher than AlpaServe's in 1 of 2" in notes
     assert "over vLLM (paper): L_N 2 (10.38), 99 % 2 (12.13), in time 1.9 (1.82); TTFT 5." in notes
-    assert "the fixed placement, has 2 times the L_N" in notes
+    assert "SeaLLM-A's L_N is 2 to 2 times SeaLLM's." in notes and "MuxServe's L_N is" not in notes
+    assert "SeaLLM is ahead of all baselines by L_N in 0 of 1 loads" in notes and "Without Azure" not in notes
+    texts = [" ".join(row) for section in shown for row in section.rows]
+    assert "Azure, code 5 SeaLLM 2 95% 10 1 20 50% 2 of 300 to 270 3" in texts
+    assert "16 8 100 1.5 TP2" in texts and "8 8 100 0.1 no placement" in texts
+    assert "Without Azure's traces: set EXEGPT_DATA" in seallm_arrivals.section(()).notes[-1]
     for section in (*shown, *sections(SeaLLM(sweeps=result().loads))):
         assert section.rows and all(len(row) == len(section.columns) for row in section.rows)
 
@@ -220,7 +296,8 @@ def test_merged_blocks_beside_split_ones():
     """Golden (SeaLLM, sections 4.4 and 6.4): 36 % of a 13B's block stays empty around a 7B's, whose split table would
     have 1,024 entries for each.
     """
-    rows = {row[0]: row[1:] for row in sections(result())[4].rows}
+    (blocks,) = [section for section in sections(result()) if section.title.startswith("KV blocks")]
+    rows = {row[0]: row[1:] for row in blocks.rows}
     assert rows["llama-2-7b beside llama-2-13b"] == ("1", "36%", "8%", "2", "1,024")
     assert rows["llama-2-7b beside llama-2-7b"] == ("1", "0%", "4%", "2", "1,024")
     assert rows["llama-2-70b beside llama-2-13b"][:2] == ("2", "20%")
