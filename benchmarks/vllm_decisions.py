@@ -107,7 +107,7 @@ class Ours:
         step = self.policy.next_step(self.ledger, float(self.steps))
         self.steps += 1
         free = self.ledger.pool.available
-        preempted = tuple(sorted(sequence.index for sequence in self.ledger.take_preempted()))
+        preempted = tuple(sorted(sequence.index for sequence in self.ledger.giving_way.take_preempted()))
         if step is None:
             return Decision((), preempted, free)
         scheduled = [(sequence.index, 1) for sequence in step.decode]

@@ -11,7 +11,7 @@ import numpy as np
 from xcore.applications.demand import ApplicationDemand, ServiceRates
 from xcore.applications.demand_graph import read_demand_graphs
 from xcore.applications.warming import KNOB, WARMING, make_warming
-from xcore.batching import Hints, Order
+from xcore.batching import Hints, Order, Preemption
 from xcore.choices import check_choice
 from xcore.errors import InputError
 from xcore.orders import ORDERS, OrderKind, StarvationGuard, make_order
@@ -19,6 +19,7 @@ from xcore.orders.noise import noisy_scores
 from xcore.orders.ranked_demands import RankedDemands
 from xcore.orders.ranker import Ranker
 from xcore.orders.warmed import Warmed
+from xcore.policies.from_schedule import check_preemption
 from xcore.requests.request import Request
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 USUAL_TAU = 0.55
 """Kendall's tau of vLLM-LTR's ranker on ShareGPT."""
+PREEMPT = ("none", "recompute", "swap")
+"""How running requests give way to waiting ones that come before them."""
+SWAP_BYTES = 4 << 30
+"""Usual limit of a device's keys and values on the host (vLLM's `--swap-space`)."""
 SERVED = ("fcfs", "mlfq", "learned", "doubling-budget", "gittins", "demand-slack")
 """Orders that need only the prompt, its labels and the schedule."""
 
@@ -53,6 +58,10 @@ class OrderChoice:
     """The policy by which cached prefixes are kept, one of `WARMING`."""
     knob: float = KNOB
     """K of prewarming."""
+    preempt: str = "none"
+    """How running requests give way to waiting ones, one of `PREEMPT`."""
+    swap_blocks: int | None = None
+    """Most KV blocks that swapped requests have on the host, for each device; None: the usual number."""
 
     @staticmethod
     def of(
@@ -63,6 +72,8 @@ class OrderChoice:
         graphs: Path | None = None,
         warm: str | None = None,
         knob: float | None = None,
+        preempt: str | None = None,
+        swap_blocks: int | None = None,
     ) -> "OrderChoice":
         """Return the choice for the options' values.
 
@@ -80,7 +91,9 @@ class OrderChoice:
         _check_graphs(name, graphs, warm)
         if knob is not None and warm != "prewarm":
             raise InputError(f"--knob {knob:g} is only for --warm-prefixes prewarm: leave it out.")
-        return OrderChoice(name, guarded, ranker, tau, graphs, warm or "lru", KNOB if knob is None else knob)
+        _check_preempt(name, preempt or "none", swap_blocks)
+        warming = warm or "lru", KNOB if knob is None else knob
+        return OrderChoice(name, guarded, ranker, tau, graphs, *warming, preempt or "none", swap_blocks)
 
     @property
     def kind(self) -> OrderKind:
@@ -90,7 +103,19 @@ class OrderChoice:
     @property
     def plain(self) -> bool:
         """Whether this is the default order of a run."""
-        return self.name == "fcfs" and not self.guarded and self.warm == "lru"
+        return self.name == "fcfs" and not self.guarded and self.warm == "lru" and self.preempt == "none"
+
+    def preemption(self, schedule: Schedule) -> Preemption | None:
+        """Return how a schedule's running requests give way to waiting ones; None: they don't.
+
+        Raises InputError if its policy or its model doesn't let them.
+        """
+        if self.preempt == "none":
+            return None
+        check_preemption(schedule)
+        if self.preempt == "recompute":
+            return Preemption()
+        return Preemption(self.swap_blocks or usual_swap_blocks(schedule))
 
     def make(self, schedule: Schedule, profile: Profile) -> Order:
         """Make the order for the engine of a schedule; applications' demands are in its seconds alone.
@@ -119,6 +144,27 @@ class OrderChoice:
             if unit not in units[application]:
                 known = ", ".join(sorted(units[application]))
                 raise InputError(f"'{self.graphs}' has no unit '{unit}' of '{application}': it has {known}.")
+
+
+def usual_swap_blocks(schedule: Schedule) -> int:
+    """Return how many KV blocks are swapped unless the user says: as many as the cache has, up to `SWAP_BYTES`."""
+    spec = schedule.model.spec
+    layers = [(stage, stop - start) for stage in schedule.stages for start, stop in [stage.decoder_layers or (0, 0)]]
+    token_bytes = max(count * spec.kv_bytes(stage.tp, schedule.kv_dtype) for stage, count in layers)
+    return max(1, min(schedule.kv_blocks, SWAP_BYTES // (token_bytes * schedule.block_size)))
+
+
+def _check_preempt(order: str, preempt: str, swap_blocks: int | None) -> None:
+    """Raise InputError for a way of giving way that is unknown, or that the order can't decide."""
+    check_choice(preempt, PREEMPT, "--preempt")
+    if preempt != "none" and not ORDERS[order].ranks_running:
+        ranking = ", ".join(kind.name for kind in ORDERS.values() if kind.ranks_running)
+        raise InputError(
+            f"--preempt {preempt} needs an order that ranks running requests too, but the order is {order}: use one of "
+            f"{ranking}, or leave --preempt out."
+        )
+    if swap_blocks is not None and preempt != "swap":
+        raise InputError(f"--swap-blocks {swap_blocks} is only for --preempt swap: leave it out.")
 
 
 def _check_graphs(order: str, graphs: Path | None, warm: str | None) -> None:

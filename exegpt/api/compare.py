@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xcore.batching import Hints, Order
+from xcore.batching import Hints, Order, Preemption
 from xcore.console import output
 from xcore.console.comparison import Comparison, median
 from xcore.orders import fcfs
@@ -64,11 +64,13 @@ def compare(
     requests: Sequence[Request] = (),
     order: Order = fcfs,
     hints: Mapping[str, Hints] | None = None,
+    preemption: Preemption | None = None,
 ) -> Comparison:
     """Compare a finished run with the replay of its requests, at the machine's speed during the run.
 
     The replay has the output lengths of the run. With `requests`, it reserves the cache for the tokens that they
     allowed, and reuses common prefixes of their prompts. `hints` are by the requests' ids, if the `order` needs any.
+    `preemption` as in `replay`.
     """
     import xsimulator
     from xcore.specs.schedule import ranks_needed
@@ -82,7 +84,8 @@ def compare(
     caps = [requests[s.index].max_tokens for s in done] if requests else None
     prompts = [requests[s.index].prompt_ids for s in done] if requests else None
     own = [hints[requests[s.index].id] for s in done] if hints else None
-    predicted = replay(schedule, profile, lengths, caps=caps, prompts=prompts, order=order, hints=own)
+    how = (order, own, False, preemption)
+    predicted = replay(schedule, profile, lengths, True, False, caps, prompts, *how)
     busy = dict.fromkeys(range(ranks_needed(schedule)), 0.0)
     for span in report.timeline.spans:
         busy[span.device] += span.end_s - span.start_s

@@ -308,7 +308,8 @@ def _run(
     hints = ranks.attempt(lambda: _hints(options, inputs, schedule, profile))
     engine = Engine.load(directory, schedule, ranks, device=device, attention=inputs.attention)
     fingerprint = run_fingerprint(directory, schedule, (*inputs.requests, *inputs.rejected))
-    order, of = ranks.attempt(lambda: options.order_choice.make(schedule, profile)), hints.__getitem__
+    choice, of = options.order_choice, hints.__getitem__
+    order, preemption = ranks.attempt(lambda: (choice.make(schedule, profile), choice.preemption(schedule)))
     with ExitStack() as stack:
         results = _Results(stack, options, fingerprint)
         ranks.agree(lambda: results.open(engine.leads))
@@ -322,14 +323,15 @@ def _run(
             again = rescheduler(plan.setting)
             engine, report = run_adapting(engine, directory, left, again, results.append)
         else:
-            report = engine.run(left, results.append, order=order, hints=lambda request: of(request.id))
+            own = (order, lambda request: of(request.id), preemption)
+            report = engine.run(left, results.append, None, *own)
         slowdown = slowdown_between(before, slowdown_now(profile, engine.model, ranks))
         if results.file and not engine.leads:
             results.file.leave()
     engine.close()
     if not engine.leads:
         return None
-    return compare(schedule, profile, report, slowdown, left, order, hints)
+    return compare(schedule, profile, report, slowdown, left, order, hints, preemption)
 
 
 def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:

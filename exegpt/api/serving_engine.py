@@ -88,6 +88,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
                 order=asked.order_choice.make(engine.schedule, plan.opened.profile),
                 pins=asked.order_choice.plain and engine.schedule.latency_bound_s is not None,
                 hints=_hints(options, engine, plan.opened),
+                preemption=asked.order_choice.preemption(engine.schedule),
             )
             engine.open(Extent.unlimited(engine.schedule), how, again)
             engine.prepare_grammars()

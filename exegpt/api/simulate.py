@@ -102,7 +102,9 @@ def simulate(
     if (options.rate or options.agents) and not options.replay and form_of(options.workload or ""):
         options = replace(options, replay=options.workload)
     if not options.order_choice.plain and not options.one_by_one:
-        raise InputError("--order and --starvation-guard need --replay or --rate: a steady state has no order.")
+        raise InputError(
+            "--order, --starvation-guard and --preempt need --replay or --rate: a steady state has no order."
+        )
     if options.out and not options.one_by_one:
         raise InputError(f"--out '{options.out}' needs --replay or --rate, which simulate requests: leave it out.")
     if options.shuffle and not options.replay:
@@ -367,7 +369,8 @@ def _run(
         if choice.name == "learned":
             tau = choice.tau or USUAL_TAU
             notes = (f"order: learned, with a simulated ranker whose Kendall's tau is {tau:g}",)
-    how = choice.make(schedule, profile), hints
+    preemption = choice.preemption(schedule)
+    how = choice.make(schedule, profile), hints, preemption
     if options.agents:
         turns = AgentTurns.of(options, requests, labels, options.replay)
         loop = replay_closed_loop(schedule, profile, requests, turns.sessions, *how)
@@ -382,8 +385,8 @@ def _run(
         _check_dependent(options)
         run = replay_dependent(schedule, profile, requests, after, *how)
     else:
-        order = how[0]
-        run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=order, hints=hints)
+        shown = options.timeline is not None
+        run = replay(schedule, profile, requests, shown, order=how[0], hints=hints, preemption=preemption)
     runs_s = run_completions(labels, run.served)
     if not runs_s:
         return run, _Further(notes, {}, {})

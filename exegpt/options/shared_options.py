@@ -79,6 +79,17 @@ KNOB = option(
     max=1.0,
 )
 STARVATION_GUARD = option(False, "Promote a request that waited for 200 consecutive steps.")
+PREEMPT = option(
+    None,
+    "How running requests give way to waiting ones that come before them in the order: none (default), recompute, or "
+    "swap, which copies their keys and values to the host and back (orca, chunked).",
+)
+SWAP_BLOCKS = option(
+    None,
+    "--preempt swap: the most KV blocks on the host, for each device. Default: as many as the cache has, up to 4 GiB.",
+    min=1,
+    max=1_000_000_000,
+)
 RATE_HELP = "The rate of Poisson arrivals, like 5/s."
 RATE = option(None, RATE_HELP)
 SEED = option(0, "The seed of all random numbers.", min=0, max=2**63 - 1)
@@ -261,14 +272,16 @@ class OrderOptions:
     graphs: Path | None = GRAPHS
     warm_prefixes: str | None = WARM_PREFIXES
     knob: float | None = KNOB
+    preempt: str | None = PREEMPT
+    swap_blocks: int | None = SWAP_BLOCKS
 
     @property
     def order_choice(self) -> "OrderChoice":
         """The order that the options select; InputError for options that contradict each other."""
         from xscheduler.ordering import OrderChoice
 
-        warm = (self.warm_prefixes, self.knob)
-        return OrderChoice.of(self.order, self.starvation_guard, self.ranker, None, self.graphs, *warm)
+        further = (self.warm_prefixes, self.knob, self.preempt, self.swap_blocks)
+        return OrderChoice.of(self.order, self.starvation_guard, self.ranker, None, self.graphs, *further)
 
 
 def _fix(what: str, most: int | None = None) -> int | None:

@@ -70,6 +70,8 @@ class SimulateOptions(
     graphs: Path | None = shared_options.GRAPHS
     warm_prefixes: str | None = shared_options.WARM_PREFIXES
     knob: float | None = shared_options.KNOB
+    preempt: str | None = shared_options.PREEMPT
+    swap_blocks: int | None = shared_options.SWAP_BLOCKS
     ranker_tau: float | None = option(
         None, "Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."
     )
@@ -79,8 +81,8 @@ class SimulateOptions(
         """The order that the options select; InputError for options that contradict each other."""
         from xscheduler.ordering import OrderChoice
 
-        warm = (self.warm_prefixes, self.knob)
-        return OrderChoice.of(self.order, self.starvation_guard, None, self.ranker_tau, self.graphs, *warm)
+        further = (self.warm_prefixes, self.knob, self.preempt, self.swap_blocks)
+        return OrderChoice.of(self.order, self.starvation_guard, None, self.ranker_tau, self.graphs, *further)
 
     @property
     def one_by_one(self) -> bool:

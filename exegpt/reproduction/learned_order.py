@@ -3,7 +3,8 @@
 Llama-3.1-8B on one A100-80GB, with the stock roofline and chunked prefill as in `vllm serve` (256 sequences, 2,048
 tokens, *grow*). Log-normal lengths, requests for 60 s, then a drain. The rankers are simulated: true lengths with the
 noise that gives a Kendall's tau of 0.62 (LMSYS-Chat) or 0.55 (ShareGPT). The classifier distinguishes ten buckets of
-equal size; its tau of 0.38 is the middle of their classifiers' 0.18 to 0.58. No order preempts running requests.
+equal size; its tau of 0.38 is the middle of their classifiers' 0.18 to 0.58. At the highest rate, running requests also
+give way.
 """
 
 import itertools
@@ -51,6 +52,10 @@ WAYS = {
 }
 """Each method's order, and the tau of its scores."""
 LEARNED = ("learned, tau 0.55", "learned, tau 0.62")
+GIVING_WAY = ("none", "recompute", "swap")
+"""How running requests may give way (`--preempt`)."""
+YIELDING = (*LEARNED, "SJF oracle", "SRTF oracle")
+"""Methods whose running requests may give way."""
 TARGET = 2.0
 """Minimum ratio of FCFS's mean to the learned order's at the highest rate."""
 METRICS = {"per_token_s": "mean latency per output token", "mean_s": "mean latency"}
@@ -80,6 +85,14 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class Yielded:
+    """Latencies if running requests give way."""
+
+    latencies: Latencies
+    preemptions: int
+
+
+@dataclass(frozen=True)
 class LearnedOrder:
     """All rates, and whether the targets are met."""
 
@@ -88,6 +101,8 @@ class LearnedOrder:
     """Whether the learned order's means lie between FCFS's and the SJF oracle's at every rate, by both metrics."""
     gains: dict[str, dict[str, float]]
     """By metric and method: FCFS's mean over each learned order's, and over the oracle's, at the highest rate."""
+    giving_way: dict[str, dict[str, Yielded]]
+    """By method and by how running requests give way: the latencies at the highest rate."""
     at_once: PromptsAtOnce
     """The synthetic data."""
 
@@ -112,8 +127,10 @@ def _drawn(rng: np.random.Generator, arrivals: Array) -> list[RequestLengths]:
     return [RequestLengths(*row) for row in zip(inputs.tolist(), outputs.tolist(), arrivals.tolist(), strict=True)]
 
 
-def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way: str) -> tuple[RequestTimes, ...]:
-    """Replay these requests in a method's order."""
+def served(
+    schedule: Schedule, profile: Profile, rows: list[RequestLengths], way: str, preempt: str = "none"
+) -> tuple[RequestTimes, ...]:
+    """Replay these requests in a method's order; running ones give way as `--preempt` says."""
     order, tau = WAYS[way]
     hints = times_hints(
         labelled([Labels()] * len(rows), [row.arrival_s for row in rows]), rows, schedule, profile, True
@@ -123,8 +140,9 @@ def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way
         if way == "classifier":
             scores = np.searchsorted(np.quantile(scores, np.arange(0.1, 0.95, 0.1)), scores).astype(float)
         hints = [replace(own, score=float(score)) for own, score in zip(hints, scores, strict=True)]
-    made = OrderChoice(order).make(schedule, profile)
-    return replay(schedule, profile, rows, timeline=False, order=made, hints=hints).served
+    choice = OrderChoice(order, preempt=preempt)
+    how = choice.make(schedule, profile), hints, False, choice.preemption(schedule)
+    return replay(schedule, profile, rows, False, False, None, None, *how).served
 
 
 def latencies_of(done: tuple[RequestTimes, ...]) -> Latencies:
@@ -148,7 +166,7 @@ def reproduce(
     )
     schedule, _ = follow(setting, settings)
     found, replays = [], itertools.count(1)
-    total = len(rates) * len(WAYS) + len(prompts_at_once.METHODS)
+    total = len(rates) * len(WAYS) + len(YIELDING) * len(GIVING_WAY) + len(prompts_at_once.METHODS)
     for rate in rates:
         rows, latencies = requests_at(rate), {}
         for way in WAYS:
@@ -161,12 +179,18 @@ def reproduce(
         for metric in METRICS
     }
     between = all(_between(rate, way, metric) for rate in found for way in LEARNED for metric in METRICS)
+    rows, giving_way = requests_at(rates[-1]), dict[str, dict[str, Yielded]]()
+    for way, preempt in itertools.product(YIELDING, GIVING_WAY):
+        done = served(schedule, profile, rows, way, preempt)
+        count = sum(request.preemptions for request in done)
+        giving_way.setdefault(way, {})[preempt] = Yielded(latencies_of(done), count)
+        progress(next(replays), total)
     rows, answers = requests_at_once(prompts), dict[str, Answers]()
     for way in prompts_at_once.METHODS:
         answers[way] = answers_of(served(schedule, profile, rows, way), min(WANTED, prompts))
         progress(next(replays), total)
     at_once = PromptsAtOnce(prompts, min(WANTED, prompts), answers)
-    return LearnedOrder(tuple(found), between, gains, at_once)
+    return LearnedOrder(tuple(found), between, gains, giving_way, at_once)
 
 
 def _between(rate: Rate, way: str, metric: str) -> bool:
@@ -189,8 +213,31 @@ def sections(result: LearnedOrder) -> list[Section]:
         ),
         _section("mean latency, s", heads, result, lambda own: own.mean_s, (_gains(result, "mean_s"),)),
         _section("99th percentile of latency, s", heads, result, lambda own: own.p99_s, ()),
+        _yielding(result),
         prompts_at_once.section(result.at_once),
     ]
+
+
+def _yielding(result: LearnedOrder) -> Section:
+    """Return a row for each method and each way to give way, at the highest rate."""
+    first_come = result.rates[-1].latencies["FCFS"]
+    rows = [
+        (
+            way,
+            preempt,
+            f"{own.preemptions:,}",
+            *(figure_text(figure) for figure in (own.latencies.per_token_s * 1e3, own.latencies.mean_s)),
+            figure_text(own.latencies.p99_s),
+            f"{first_come.per_token_s / own.latencies.per_token_s:.2f}",
+            f"{first_come.mean_s / own.latencies.mean_s:.2f}",
+        )
+        for way, by_preempt in result.giving_way.items()
+        for preempt, own in by_preempt.items()
+    ]
+    heads = ("method", "preempt", "preemptions", "ms per token", "mean, s", "p99, s", "FCFS / per token", "FCFS / mean")
+    title = f"running requests give way, at {result.rates[-1].rate_s:g} requests/s"
+    note = "Swapped keys and values go over a host link of 25 GB/s before the next step; up to 4 GiB are on the host."
+    return Section(title, heads, tuple(rows), (note,))
 
 
 def _gains(result: LearnedOrder, metric: str) -> str:

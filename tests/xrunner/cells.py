@@ -122,8 +122,8 @@ def generate(model, request, **options):
     return out.sequences[0, len(request.prompt_ids) :].tolist(), gaps
 
 
-def run_cells(directory: Path, order: Order = fcfs) -> None:
-    """Run every cell of `cells.json` on this rank; the leader writes what came of each."""
+def run_cells(directory: Path, order: Order = fcfs, **how) -> None:
+    """Run every cell of `cells.json` on this rank; the leader writes what came of each. `how` as in `Engine.run`."""
     from xcore import document
     from xrunner.comm.ranks import job
     from xrunner.core.engine import Engine
@@ -144,7 +144,7 @@ def run_cells(directory: Path, order: Order = fcfs) -> None:
                     for index in case.get("cancelled", ()):
                         engine.abort(str(index))
 
-            report = engine.run(todo if ranks.rank == 0 else [], receive, order=order)
+            report = engine.run(todo if ranks.rank == 0 else [], receive, order=order, **how)
             ranks.all(None)  # all that was sent has come
             assert not ranks.world.Iprobe(), f"{name} leaves a message on its way"
             if engine.leads:

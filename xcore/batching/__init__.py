@@ -2,6 +2,7 @@
 
 from xcore.batching.dispatch import deal
 from xcore.batching.forecast import Forecast
+from xcore.batching.giving_way import Preemption, Swap
 from xcore.batching.hints import UNKNOWN, Hints
 from xcore.batching.kv_pool import BlockPool, KVPool
 from xcore.batching.ledger import Fits, Ledger
@@ -25,10 +26,12 @@ __all__ = [
     "MicroBatch",
     "MicroBatching",
     "Order",
+    "Preemption",
     "PrefixPool",
     "Queue",
     "Sequence",
     "Status",
     "Step",
+    "Swap",
     "deal",
 ]

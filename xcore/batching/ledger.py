@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from math import inf
 
 from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage
+from xcore.batching.giving_way import GivingWay, Preemption
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.order import FollowingOrder, Order
 from xcore.batching.pins import Pins
@@ -32,6 +33,8 @@ class Ledger:
 
     A waiting sequence may hold the cached blocks of its prompt (`pin`), so that it finds them when it is admitted.
 
+    With a `preemption`, running sequences give way to waiting ones (`giving_way`).
+
     If the next step is decided before this one has ended, a finished sequence is `lingering`: it holds its slot and its
     blocks until the step after that is decided.
     """
@@ -47,14 +50,15 @@ class Ledger:
         shares_in_step: bool = True,
         lingering: bool = False,
         drafted: int = 0,
+        preemption: Preemption | None = None,
     ):
         self.pool = pool
         self._prefixes = pool if isinstance(pool, PrefixPool) else None
         self.shares_in_step, self.drafted = shares_in_step, drafted
         self.early_termination, self.encoder_decoder = early_termination, encoder_decoder
         self.disaggregated = disaggregated
-        self._following = order.fresh() if isinstance(order, FollowingOrder) else None
-        self.waiting = Queue(self._following or order)
+        self.following = order.fresh() if isinstance(order, FollowingOrder) else None
+        self.waiting = Queue(self.following or order)
         self.admission = ADMISSIONS[admission](pool, encoder_decoder, drafted)
         self.encoding: list[Sequence] = []
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
@@ -65,17 +69,19 @@ class Ledger:
         """Sequences that finished in the latest step and still hold their blocks."""
         self.iterations = 0
         """Decode iterations booked so far."""
-        self._preempted: list[Sequence] = []
-        """Sequences that were preempted since the latest `take_preempted`, in order."""
-        self.preemptions = 0
-        """Number of preemptions so far."""
+        self.giving_way = GivingWay(self, preemption)
         self._arriving: list[Sequence] = []
         """Ended sequences whose KV transfer into their blocks still runs."""
         self.reused = 0
         """Tokens that admitted sequences found in the cache so far."""
         self.pins = Pins(pool)
-        if self._following:
-            self._following.attach(self)
+        if self.following:
+            self.following.attach(self)
+
+    @property
+    def preemptions(self) -> int:
+        """Return the number of preemptions so far."""
+        return self.giving_way.preemptions
 
     @property
     def resident(self) -> list[Sequence]:
@@ -106,7 +112,7 @@ class Ledger:
         alone. Under first come, first served, pinned blocks are therefore freed early only for a sequence that grows
         beyond all other blocks, or after a change to fewer blocks.
         """
-        return self._pin(sequence, self._cached_blocks(sequence))
+        return self._pin(sequence, self.cached_blocks(sequence))
 
     def pin_prefixes(self, holder: Hashable, *prefixes: Iterable[Hashable]) -> int:
         """Hold the cached blocks of these keys, as `pin` does, until `pins.remove`; return their tokens."""
@@ -123,16 +129,18 @@ class Ledger:
         """Remove all waiting sequences, and return them in the order of their indices."""
         for sequence in (left := self.waiting.drain()):
             self.pins.remove(sequence)
+            self.giving_way.end(sequence)
         return left
 
-    def _cached_blocks(self, sequence: Sequence) -> list[int]:
+    def cached_blocks(self, sequence: Sequence) -> list[int]:
         """Return the blocks that hold the beginning of a waiting sequence's tokens.
 
         The last token is never among them: its computation gives the next token.
         """
         if self._prefixes is None:
             return []
-        return self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
+        tokens = sequence.cached if sequence.swapped else sequence.to_prefill - 1
+        return self._prefixes.find(sequence.keys[: tokens // self.pool.block_size])
 
     def most_blocks(self, sequence: Sequence) -> int:
         """Return the blocks for all tokens that a sequence may ever cache."""
@@ -143,7 +151,7 @@ class Ledger:
 
         The order therefore sees the same in the event simulator and in the engine.
         """
-        if self._following:
+        if self.following:
             self.waiting.peek(now)
 
     def seat(self, sequence: Sequence, generated: int) -> bool:
@@ -155,15 +163,19 @@ class Ledger:
         sequence.generated, sequence.cached = generated, sequence.input_tokens + generated - 1 + self.encoder_decoder
         need = self.pool.blocks_for(sequence.cached) if self.admission.grows else self.admission.blocks(sequence)
         shared = self._prefixes.find(sequence.keys) if self._prefixes else []
-        if self._missing(need, shared) > self.pool.available:
+        if self.missing(need, shared) > self.pool.available:
             return False
+        self.take_blocks(sequence, need, shared)
+        sequence.to_prefill, sequence.status = 0, DECODE
+        self.decoding.append(sequence)
+        return True
+
+    def take_blocks(self, sequence: Sequence, need: int, shared: list[int]) -> None:
+        """Give a sequence with cached tokens `need` blocks, the first of which are `shared`."""
         if self._prefixes:
             self._prefixes.hold(shared)
         sequence.blocks, sequence.published = [*shared, *self.pool.allocate(need - len(shared))], len(shared)
-        sequence.to_prefill, sequence.status = 0, DECODE
-        self.decoding.append(sequence)
         self._publish(sequence, sequence.cached)
-        return True
 
     def keep(self, sequence: Sequence, tokens: int) -> None:
         """Restore a waiting sequence's first `tokens` prompt tokens to the cache, if blocks are free; pin their blocks.
@@ -224,7 +236,7 @@ class Ledger:
     def grow(self, steps: list[tuple[Sequence, int]], now: float) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
         """Allocate the blocks for the tokens that each resident computes next, in this order.
 
-        Preempts the newest sequence until the blocks suffice; if that is this one, stops here.
+        Preempts other sequences, or this one, until the blocks suffice.
 
         Returns:
             The residents that run with their tokens, and the preempted sequences.
@@ -232,22 +244,15 @@ class Ledger:
         preempted: list[Sequence] = []
         if not self.admission.grows:
             return steps, preempted
-        for place, (sequence, tokens) in enumerate(steps):
-            if self._has_room(sequence, tokens):
+        for sequence, tokens in steps:
+            if sequence.status is PREEMPTED or self._has_room(sequence, tokens):
                 continue
             while sequence.status is not PREEMPTED and not self._extend(sequence, tokens):
                 if self.residents == 1 and self.pins.remove_newest(sequence):
                     continue  # it would be preempted only to return at once
-                preempted.append(self._last(now))
-                self._preempt(preempted[-1], now)
-            if sequence.status is PREEMPTED:
-                return steps[:place], preempted
-        return steps, preempted
-
-    def take_preempted(self) -> list[Sequence]:
-        """Return the sequences that were preempted since the last call; called after each decision of the policy."""
-        preempted, self._preempted = self._preempted, []
-        return preempted
+                preempted.append(self.giving_way.victim(now))
+                self.giving_way.preempt(preempted[-1], now)
+        return [step for step in steps if step[0].status is not PREEMPTED] if preempted else steps, preempted
 
     def extend(self, step: Step, iterations: int) -> None:
         """Allocate the blocks of a step's decoding sequences for `iterations` in a row, which `repeats` allowed."""
@@ -263,6 +268,8 @@ class Ledger:
         `preempted`: the sequences that the decision for this step has preempted.
         """
         if step.repeats == 1 or self.leaving or (step.arrivals and self.waiting.unsteady):
+            return 1
+        if self.giving_way.ranks_running and self.following and self.waiting:
             return 1
         if not self.admission.grows:
             return step.repeats
@@ -288,35 +295,23 @@ class Ledger:
             self._publish(sequence, sequence.cached + tokens)
         return True
 
-    def _last(self, now: float) -> Sequence:
-        """Return the resident to preempt: the newest unfinished one whose keys and values have arrived.
-
-        There always is one: the resident that needs blocks. With disaggregated prefill, a whole prompt is booked when
-        its prefill is ordered, so `encoding` is empty.
-        """
-        residents = self.encoding or self.decoding
-        return next(s for s in reversed(residents) if s.status is not FINISHED and s.kv_arrived_s <= now)
-
-    def _preempt(self, sequence: Sequence, now: float) -> None:
-        """Free a resident's blocks: it waits again, and its prompt and output are prefilled later.
+    def put_back(self, sequence: Sequence, now: float) -> None:
+        """Free the blocks of a resident that was preempted: it waits again.
 
         If only finished rows of a static batch remain, the batch ends.
         """
         self._release([sequence])
-        sequence.recompute(self.encoder_decoder)
         self._finish([])
-        if self._following:
-            self._following.stop(sequence, now)
+        if self.following:
+            self.following.stop(sequence, now)
         self.waiting.push(sequence, now)
-        self._preempted.append(sequence)
-        self.preemptions += 1
 
     def _admit(self, sequence: Sequence, now: float, chunk: int | None, fits: Fits | None) -> bool:
         """Make a sequence resident if its blocks are free and no other rule prevents it."""
-        if sequence.last_token_s > now or (fits is not None and not fits(sequence)):
+        if sequence.last_token_s > now or sequence.swapped or (fits is not None and not fits(sequence)):
             return False
-        reused, need = self._cached_blocks(sequence), self.admission.blocks(sequence)
-        while self._missing(need, reused) > self.pool.available:
+        reused, need = self.cached_blocks(sequence), self.admission.blocks(sequence)
+        while self.missing(need, reused) > self.pool.available:
             if self.residents or not self.pins.remove_newest(sequence):
                 return False
         if reused:
@@ -328,13 +323,13 @@ class Ledger:
         sequence.blocks = [*reused, *allocated] if reused else allocated
         sequence.status = PREFILL
         self.encoding.append(sequence)
-        if self._following:
-            self._following.start(sequence, now)
+        if self.following:
+            self.following.start(sequence, now)
         if self._prefixes is not None and self.shares_in_step:
             self._publish(sequence, sequence.cached + prefilled)
         return True
 
-    def _missing(self, need: int, cached: list[int]) -> int:
+    def missing(self, need: int, cached: list[int]) -> int:
         """Return how many free blocks a sequence takes that needs `need` blocks, of which `cached` are cached."""
         return need - len(cached) + (self._prefixes.free_among(cached) if self._prefixes else 0)
 
@@ -365,8 +360,8 @@ class Ledger:
         """
         finished: list[Sequence] = []
         self.settle()
-        if self._following:
-            self._following.book(step, iterations)
+        if self.following:
+            self.following.book(step, iterations)
         if step.decode:
             self.iterations += iterations
             if self.encoder_decoder:
@@ -458,10 +453,11 @@ class Ledger:
         self._end([sequence])
 
     def _end(self, sequences: list[Sequence]) -> None:
-        """Report the end of sequences to a stateful order."""
-        if self._following:
-            for sequence in sequences:
-                self._following.end(sequence)
+        """Report the end of sequences."""
+        for sequence in sequences:
+            self.giving_way.end(sequence)
+            if self.following:
+                self.following.end(sequence)
 
     def arrived(self, sequences: Iterable[Sequence], now: float) -> None:
         """Mark sequences whose keys and values have arrived in their blocks: they may decode from now on.
@@ -484,6 +480,7 @@ class Ledger:
         holders = (*self.resident, *self._arriving)
         held = Counter([block for sequence in holders for block in sequence.blocks])
         self.pool.check(held + self.pins.held)
+        self.giving_way.check()
 
     def _release(self, sequences: list[Sequence]) -> None:
         gone = set(sequences)

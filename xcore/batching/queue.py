@@ -58,6 +58,13 @@ class Queue:
         first = self._arrived.first()
         return first[-1] if first else None
 
+    def rank(self, sequence: Sequence, now: float) -> tuple[object, ...]:
+        """Return the place in the order of a waiting or running sequence; lower is earlier."""
+        key = self.order.key(sequence, now), sequence.index
+        if self._following and self._following.grouped:
+            return self._following.group_key(self._following.group(sequence)), *key
+        return key
+
     def pop(self) -> Sequence:
         """Remove the sequence that `peek` returned."""
         first = self._arrived.first()

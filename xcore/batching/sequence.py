@@ -86,6 +86,8 @@ class Sequence:
     """How often a sequence behind it in the queue was admitted before it, for batches of even work."""
     kv_arrived_s: float = 0.0
     """When the decoding side has its keys and values, if disaggregated; infinite while their transfer runs."""
+    swapped: int = 0
+    """Blocks with its keys and values on the host: it waits, and goes on where it was preempted."""
     last_token_s: float = 0.0
     """When the last token before its latest preemption is out; infinite while that isn't known."""
 
@@ -102,6 +104,11 @@ class Sequence:
         self.preemptions += 1
         self.behind = self.recomputed if encoder_decoder else 0
         self.to_prefill = self.known - self.behind
+
+    def swap_out(self, blocks: int) -> None:
+        """Return to the queue with keys and values in `blocks` blocks on the host."""
+        self.status, self.swapped, self.published = PREEMPTED, blocks, 0
+        self.preemptions += 1
 
     def receive(self) -> None:
         """Take the keys and values that come with it, if it is admitted for the first time."""

@@ -1,7 +1,7 @@
 """Orders: which waiting request is admitted first. Each order is a function from a sequence to its sorting key.
 
-An order decides which of the waiting and preempted sequences the ledger admits next. It never preempts running
-sequences: only a lack of KV blocks does (`Ledger.grow`).
+An order decides which of the waiting and preempted sequences the ledger admits next. Under a `Preemption`, some orders
+also decide which running sequences give way to them; otherwise only a lack of KV blocks preempts (`Ledger.grow`).
 """
 
 from xcore.batching import Order
@@ -29,19 +29,26 @@ _LENGTH, _TIME = "output_tokens", "time_s"
 ORDERS = {
     kind.name: kind
     for kind in (
-        OrderKind("fcfs", "first come, first served", FCFS),
+        OrderKind("fcfs", "first come, first served", FCFS, ranks_running=True),
         OrderKind("fcfs-app", "applications first come, first served (Parrot)", FirstApplication, ("application",)),
         OrderKind("round-robin", "services, or clients, in turn", RoundRobin),
         OrderKind("mlfq", "skip-join multi-level feedback queues (FastServe)", SkipJoinMLFQ, ("prefill_s",)),
-        OrderKind("sjf", "the shortest output", SJF, (_LENGTH,), oracle=True),
-        OrderKind("srtf", "the shortest rest of an output", SRTF, (_LENGTH,), oracle=True),
-        OrderKind("learned", "the shortest output by a ranker (vLLM-LTR)", Learned, ("score",)),
-        OrderKind("product", "T'·L̂ (SeaLLM)", Product, (_LENGTH, _TIME, "service_time_s"), oracle=True),
+        OrderKind("sjf", "the shortest output", SJF, (_LENGTH,), oracle=True, ranks_running=True),
+        OrderKind("srtf", "the shortest rest of an output", SRTF, (_LENGTH,), oracle=True, ranks_running=True),
+        OrderKind("learned", "the shortest output by a ranker (vLLM-LTR)", Learned, ("score",), ranks_running=True),
+        OrderKind(
+            "product",
+            "T'·L̂ (SeaLLM)",
+            Product,
+            (_LENGTH, _TIME, "service_time_s"),
+            oracle=True,
+            ranks_running=True,
+        ),
         OrderKind("doubling-budget", "remaining budget times L̂ (SeaLLM)", DoublingBudget, ("service_time_s",)),
         OrderKind(
             "least-slack", "deadline less remaining time", LeastSlack, (_LENGTH, _TIME, "deadline_s"), oracle=True
         ),
-        OrderKind("edf", "the earliest deadline", EDF, ("deadline_s",)),
+        OrderKind("edf", "the earliest deadline", EDF, ("deadline_s",), ranks_running=True),
         OrderKind(
             "gittins",
             "the application with the lowest cost per completion (Hermes)",

@@ -20,6 +20,8 @@ class OrderKind:
     """Hints that each sequence must have."""
     oracle: bool = False
     """Whether the order needs the true length of each output."""
+    ranks_running: bool = False
+    """Whether its keys rank running sequences too, and don't rise while these run."""
     ranked: Callable[[RankedDemands], Order] | None = None
     """Makes an order that ranks applications by their demands; without them, `make` gives one by arrival."""
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xcore.batching import ENDLESS, Ledger, Step
+from xcore.batching.sequence import PREEMPTED
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError
 from xcore.policies.control import Control, Policy, PolicyContext, Residents, Tokens
@@ -20,6 +21,7 @@ class ChunkedPolicy:
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """Return the next iteration; None while nothing can run."""
+        ledger.giving_way.make_way(now, self.max_num_seqs)
         rows = 1 + ledger.drafted  # tokens that an iteration computes of a decoding sequence
         decode, preempted = ledger.grow_decoding(now, self.max_num_batched_tokens // rows)
         budget, chunks = self.max_num_batched_tokens - rows * len(decode), []
@@ -35,9 +37,11 @@ class ChunkedPolicy:
                 break
             encode.append((admitted[0], min(budget, admitted[0].to_prefill)))
             budget -= encode[-1][1]
+        if more:  # under a preemption also sequences that decode
+            decode = tuple([sequence for sequence in decode if sequence.status is not PREEMPTED])
         if encode:
             return Step(tuple(encode), decode)
-        room = budget > 0 and ledger.residents < self.max_num_seqs
+        room = ledger.giving_way.ranks_running or (budget > 0 and ledger.residents < self.max_num_seqs)
         return Step(decode=decode, repeats=ENDLESS, arrivals=room) if decode else None
 
 
@@ -74,6 +78,7 @@ TRAITS = Traits(
     splits_prompts=True,
     grows=True,
     caches_prefixes=True,
+    gives_way=True,
     complexity=0,
     mark="c",
     colour="#7a5aa8",

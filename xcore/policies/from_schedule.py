@@ -1,6 +1,6 @@
 """The policy and the ledger that a schedule asks for, checked."""
 
-from xcore.batching import BlockPool, Ledger, Order, PrefixPool
+from xcore.batching import BlockPool, Ledger, Order, Preemption, PrefixPool
 from xcore.batching.admission import ADMISSIONS
 from xcore.batching.kv_pool import KVPool
 from xcore.errors import InputError
@@ -91,14 +91,38 @@ def drafted_of(schedule: Schedule) -> int:
     return schedule.speculation.drafted if schedule.speculation else 0
 
 
-def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, lingering: bool = False) -> Ledger:
-    """Build an empty ledger over a pool, by default of the schedule's KV blocks; see `Ledger` for `lingering`.
+def check_preemption(schedule: Schedule) -> None:
+    """Raise InputError if running sequences of the schedule can't give way to waiting ones."""
+    traits = schedule.traits
+    if not traits.gives_way:
+        yielding = ", ".join(traits.name for traits in TRAITS.values() if traits.gives_way)
+        raise InputError(
+            f"Under policy {traits.name}, running requests can't give way: leave --preempt out, or choose one of "
+            f"{yielding}."
+        )
+    if schedule.model.spec.encoder_layers:
+        raise InputError(
+            f"'{schedule.model.spec.name}' is an encoder-decoder, whose running requests can't give way: leave "
+            "--preempt out."
+        )
+
+
+def make_ledger(
+    schedule: Schedule,
+    order: Order,
+    pool: KVPool | None = None,
+    lingering: bool = False,
+    preemption: Preemption | None = None,
+) -> Ledger:
+    """Build an empty ledger over a pool, by default of the schedule's KV blocks; see `Ledger` for the others.
 
     Raises:
-        InputError: The schedule asks for growth or prefixes that its policy doesn't have.
+        InputError: The schedule asks for growth, prefixes or preemption that its policy doesn't have.
     """
     traits, encoder_decoder = schedule.traits, schedule.model.spec.encoder_layers > 0
     _check_cache(schedule)
+    if preemption:
+        check_preemption(schedule)
     kind_of_pool = PrefixPool if schedule.prefix_caching else BlockPool
     pool = pool or kind_of_pool(schedule.kv_blocks, schedule.block_size)
     kind = {
@@ -108,4 +132,5 @@ def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, li
         "lingering": lingering,
     }
     rules = {"encoder_decoder": encoder_decoder, **kind}
-    return Ledger(pool, order, **rules, admission=schedule.admission, drafted=drafted_of(schedule))
+    drafted = drafted_of(schedule)
+    return Ledger(pool, order, **rules, admission=schedule.admission, drafted=drafted, preemption=preemption)

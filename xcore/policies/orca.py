@@ -20,12 +20,14 @@ class OrcaPolicy:
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """Return the next iteration; None while nothing can run."""
+        ledger.giving_way.make_way(now, self.max_num_seqs)
         decode, preempted = ledger.grow_decoding(now)
         room = min(self.prefills_per_step, self.max_num_seqs - len(decode) - len(ledger.leaving))
         admitted = ledger.admit(room, now) if room > 0 and not preempted else []
         if admitted:
             return Step(tuple((s, s.to_prefill) for s in admitted), decode)
-        return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None
+        arrivals = ledger.giving_way.ranks_running or room > 0
+        return Step(decode=decode, repeats=ENDLESS, arrivals=arrivals) if decode else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ TRAITS = Traits(
     mixed=True,
     grows=True,
     caches_prefixes=True,
+    gives_way=True,
     complexity=1,
     mark="o",
     colour="#3b74b9",

@@ -32,6 +32,8 @@ class Traits:
     """Whether it allocates blocks as sequences get longer (`Ledger.grow`), so that admission may be *grow*."""
     caches_prefixes: bool = False
     """Whether it prefills only a prompt's uncached part (`Sequence.to_prefill`), so that prefixes may be cached."""
+    gives_way: bool = False
+    """Whether it lets running sequences give way to waiting ones (`GivingWay.make_way`)."""
     splits_prompts: bool = False
     """Whether a prompt may be encoded in several iterations, which an encoder doesn't support."""
     complexity: float = inf

@@ -123,7 +123,7 @@ class SimulatedTenant:
         step = self.limits.next_step(self.ledger, now, "decode")
         if step is None:
             return None
-        decode, preempted = step.decode, self.ledger.take_preempted()
+        decode, preempted = step.decode, self.ledger.giving_way.take_preempted()
         most = 1 if preempted else most  # the freed blocks may let another sequence in
         most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
         step = Step(decode=decode, repeats=most)

@@ -43,7 +43,7 @@ class AheadLane(OwnLane):
             self._land(1)
             sampled = self._sampled(micro_batch)
             batch, receivers = self._assemble(micro_batch, sampled)
-            self._computed.append(_OnDevice(receivers, self._worker.launch(batch, now)))
+            self._computed.append(_OnDevice(receivers, self._worker.launch(self._with_swaps(batch), now)))
 
     def update(self) -> bool:
         """Take the tokens that have arrived. Return whether there were any."""

@@ -2,6 +2,7 @@
 
 import torch
 
+from xcore.batching import Preemption
 from xcore.errors import InputError
 from xcore.policies.from_schedule import most_prompts
 from xcore.policies.waa import most_in_transfer
@@ -11,7 +12,7 @@ from xrunner.comm import kv_transfer
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
 from xrunner.models import Model
-from xrunner.models.device import free_memory, identity
+from xrunner.models.device import CPU, free_memory, identity
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.warm_up import Extent
 
@@ -56,6 +57,18 @@ def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
         a_batch = extent.tokens // schedule.block_size + _most_encoded(schedule)
         transferred = min(batches * a_batch, schedule.kv_blocks)
     return (place.before is not None) * states + kv_transfer.buffer_bytes(place, spec, transferred)
+
+
+def check_buffers(
+    model: Model, place: Place, ranks: Ranks, extent: Extent, preemption: Preemption | None = None
+) -> None:
+    """Check a rank's buffers, and the keys and values of swapped sequences on its host, as `check_memory` does."""
+    what = f"A buffer for {extent.tokens} tokens on each rank"
+    check_memory(model.device, ranks, what, buffer_bytes(model, place, extent))
+    blocks = preemption.host_blocks if preemption else 0
+    if blocks:
+        what = f"A swap space of {blocks} KV blocks on the host of each rank"
+        check_memory(CPU, ranks, what, cache_bytes(model, place.schedule, blocks), "lower --swap-blocks")
 
 
 def check_memory(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
-from xcore.batching import UNKNOWN, FollowingOrder, Hints, Order, PrefixPool, Sequence
+from xcore.batching import UNKNOWN, FollowingOrder, Hints, Order, Preemption, PrefixPool, Sequence
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.sequence import PREEMPTED
 from xcore.batching.step import StagePhase
@@ -52,6 +52,8 @@ class Options:
     """The order's hints on each request; None: no hints."""
     policy: Policy | None = None
     """The policy that decides; None: the schedule's."""
+    preemption: Preemption | None = None
+    """How running requests give way to waiting ones; None: they don't."""
 
 
 class Driver:
@@ -72,7 +74,7 @@ class Driver:
     ):
         self.worker, self.outputs = worker, outputs
         self.policy = options.policy or make_policy(schedule)
-        self.ledger = make_ledger(schedule, options.order, pool)
+        self.ledger = make_ledger(schedule, options.order, pool, False, options.preemption)
         self._pins = options.pins
         if options.pins and isinstance(self.ledger.pool, PrefixPool):
             self.ledger.pool.record_changes()
@@ -194,7 +196,7 @@ class Driver:
         now = self.now()
         self.ledger.observe(now)
         step = self.policy.next_step(self.ledger, now, phase or lane.phase)
-        for victim in self.outputs.of(self.ledger.take_preempted()):
+        for victim in self.outputs.of(self.ledger.giving_way.take_preempted()):
             if victim.sequence.status is PREEMPTED and victim.lacks_output:  # its last token may be a stop token
                 victim.sequence.last_token_s = inf
         if step is None:
@@ -202,6 +204,7 @@ class Driver:
         self._asked_all = False
         for sequence, _ in step.encode:
             self.outputs.begin(self.outputs.running[sequence.index], now)
+        self._own.swaps += self.ledger.giving_way.take_swaps()
         lane.run(step, now)
         if phase and isinstance(self.ledger.waiting.order, FollowingOrder):
             # It shares devices: the step is over, but on a GPU of its rank alone, where it may only have been queued.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from xcore.batching import Hints, Ledger, Order, deal
+from xcore.batching import Hints, Ledger, Order, Preemption, deal
 from xcore.batching.kv_capacity import blocks_needed, grow_to_fit
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError, TooLong
@@ -25,7 +25,7 @@ from xrunner.comm.place import Place
 from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.transport import SPANS, Transport
 from xrunner.core.adaptation import Adaptation
-from xrunner.core.capacity import buffer_bytes, cache_blocks, cache_bytes, check_memory
+from xrunner.core.capacity import cache_blocks, cache_bytes, check_buffers, check_memory
 from xrunner.core.compiling import Compiling
 from xrunner.core.driver import Driver, Options
 from xrunner.core.job_setup import check_schedule, gpu_of, job_facts, load_part, make_transport, on_device
@@ -190,8 +190,7 @@ class Engine:
         With `reschedule`, another schedule takes over when lengths drift. If that schedule needs another engine,
         requests that haven't begun are left to it (`changes.run_adapting`).
         """
-        what = f"A buffer for {extent.tokens} tokens on each rank"
-        check_memory(self.model.device, self.ranks, what, buffer_bytes(self.model, self.place, extent))
+        check_buffers(self.model, self.place, self.ranks, extent, options.preemption)
         worker, running = self.worker, self._since is not None
         compute = worker.compute
         cache = self._unused_cache()
@@ -428,17 +427,18 @@ class Engine:
         reschedule: Reschedule | None = None,
         order: Order = fcfs,
         hints: Callable[[Request], Hints] | None = None,
+        preemption: Preemption | None = None,
     ) -> RunReport:
         """Run requests to completion; all ranks call it, with rank 0's requests.
 
         `on_finish` gets every result as it comes, on the leader; only the leader's report is complete.
-        `reschedule` as in `open`; `order` and `hints` as in `Options`.
+        `reschedule` as in `open`; `order`, `hints` and `preemption` as in `Options`.
 
         Raises:
             InputError: Before any work, a request is too long for the model or the cache, or given twice.
         """
         share, extent = self._deal(requests)
-        how = Options(stream=False, record=True, order=order, hints=hints)
+        how = Options(stream=False, record=True, order=order, hints=hints, preemption=preemption)
         self.open(extent, how, reschedule)
         results: list[Result] = []
         if self._driver:

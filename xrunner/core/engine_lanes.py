@@ -10,12 +10,12 @@ encoding side's (`encoding_lane.py`).
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from xcore.batching import MicroBatch, Step
+from xcore.batching import MicroBatch, Step, Swap
 from xcore.batching.step import StagePhase
 from xcore.policies.waa import most_underway
 from xcore.specs.schedule import Schedule
@@ -77,6 +77,8 @@ class OwnLane:
         self._worker, self._outputs, self._assemble = worker, outputs, assemble
         self._flying: deque[_Flight] = deque()
         """Micro-batches whose tokens have not arrived yet, in order."""
+        self.swaps: tuple[Swap, ...] = ()
+        """The copies between the cache and the host that come before the next micro-batch."""
         self._steps = 0
         """Number of steps that have been run."""
         self.follow(schedule)
@@ -122,6 +124,11 @@ class OwnLane:
             self._worker.transport.post(END, *self._worker.place.followers)
         self._worker.drain()
 
+    def _with_swaps(self, batch: DeviceBatch) -> DeviceBatch:
+        """Return the batch with the copies that come before it."""
+        swaps, self.swaps = self.swaps, ()
+        return replace(batch, swaps=swaps) if swaps else batch
+
     def _await_tokens(self, micro_batch: MicroBatch) -> None:
         """Wait until the input tokens of a micro-batch have arrived."""
         if not self._worker.transport:
@@ -142,6 +149,7 @@ class OwnLane:
     def _order(self, batch: DeviceBatch, receivers: list[RunningRequest], start: float) -> None:
         """Send a micro-batch to all ranks of this line, and do this rank's share of it."""
         transport, place = self._worker.transport, self._worker.place
+        batch = self._with_swaps(batch)
         if transport:
             transport.post(batch, *place.followers)
         result = self._worker.run(batch, start)

@@ -14,7 +14,7 @@ from exegpt.kernels.log_probs import LogProbs, PromptLogProbs
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
 from xcore.arrays import Integers, Integers32, Numbers
-from xcore.batching import MicroBatch, Sequence
+from xcore.batching import MicroBatch, Sequence, Swap
 from xcore.specs.timeline import Phase
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
@@ -101,6 +101,8 @@ class DeviceBatch:
     """Rows whose tokens aren't known on the host, and their places among the tokens sampled last: [n] each."""
     work_lists: tuple[tuple[Integers32, ...], ...] = ()
     """For each attention part the arrays of its `WorkList`, or none; see `with_work_lists`."""
+    swaps: tuple[Swap, ...] = ()
+    """Copies between the cache and the host before it."""
 
     @property
     def prompts(self) -> int:

@@ -88,8 +88,8 @@ class RunningRequest:
 
     @property
     def lacks_output(self) -> bool:
-        """Whether output tokens that a preemption made part of the prompt are still missing."""
-        return len(self.output) < self.sequence.recomputed
+        """Whether output tokens that were generated before a preemption are still missing."""
+        return len(self.output) < self.sequence.generated
 
     def extend_keys(self, block_size: int) -> None:
         """Add keys for the blocks that the request's known tokens fill, so that the blocks can be found.

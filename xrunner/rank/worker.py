@@ -16,6 +16,7 @@ from xrunner.models import EncoderDecoder, KVCache, Model
 from xrunner.models.weights import torch_dtype
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute, Launched
+from xrunner.rank.swap_space import SwapSpace
 
 T = TypeVar("T")
 END = "end"
@@ -57,6 +58,7 @@ class Worker:
         self.between: Callable[[], object] = lambda: None
         """Called between the layers of an iteration, and while this rank waits."""
         self.gpu = gpu
+        self.swap_space = SwapSpace(cache, gpu)
         self.compute = self._compute()
         self.sending, self.receiving = self._kv_transfer()
         self.encoded = self._encoded_in_pipeline()
@@ -64,7 +66,7 @@ class Worker:
     def begin(self, now: Callable[[], float], record: bool = True, report_to: int | None = None) -> None:
         """Start a run. Its spans are kept if `record`, or sent to the rank `report_to`."""
         self.now, self.spans, self._ended = now, [] if record else None, 0.0
-        self._report_to = report_to
+        self._report_to, self.swap_space = report_to, SwapSpace(self.cache, self.gpu)
 
     def wait(self, poll: Callable[[], T | None]) -> T:
         """Call `poll` until it returns neither None nor False, and return that."""
@@ -77,6 +79,7 @@ class Worker:
     def launch(self, batch: DeviceBatch, start: float | None = None) -> LaunchedBatch:
         """Begin to compute a batch; its span begins at `start`, or when its states have arrived."""
         place = self.place
+        self.swap_space.execute(batch.swaps)
         x = None if place.before is None else self._receive(batch, place.before)
         outputs = self.encoded.wait_for(batch.decoding_blocks) if self.encoded else 0
         start = self.now() if start is None or outputs else start

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
+from xcore.specs.device_spec import LinkSpec
 from xcore.specs.engine_memory import EngineMemory
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.model import ModelSpec, activation_bytes
@@ -21,6 +22,11 @@ from xsimulator.cost.side import Links, Side
 from xsimulator.cost.speculative_tables import Drafting, Verification, drafting, verifying
 from xsimulator.cost.stage import StageCost, stage_costs
 
+HOST_LINK = LinkSpec(25e9, 10e-6)
+"""The link from a device to pinned host memory, and back, where no copy was measured: PCIe 4.0 with 16 lanes.
+
+25 of 32 GB/s is an assumption.
+"""
 Step = tuple[float, float]
 """The largest step: its tokens, and the sequences for which it samples a token."""
 
@@ -209,6 +215,16 @@ class ReplicaCost:
         """
         token_bytes, seconds = self.kv_transfer_link
         return 2.0 * seconds.at(tokens * token_bytes)
+
+    def swap_seconds(self, tokens: int) -> float:
+        """Return the seconds in which every device copies its keys and values of `tokens` tokens to the host, or back.
+
+        All devices copy at once, each over its own link. Without a measured copy, the link is `HOST_LINK`.
+        """
+        token_bytes, profile = self.kv_transfer_link[0], self.cost_model.profile
+        if profile.host_copy:
+            return profile.host_copy.at(tokens * token_bytes)
+        return HOST_LINK.latency_s + tokens * token_bytes / HOST_LINK.bandwidth_bytes_s
 
     @functools.cached_property
     def kv_transfer_link(self) -> tuple[float, Table]:

@@ -93,6 +93,11 @@ class Pipeline:
         """Return when a step that is decided at `now` may start."""
         return max(now, float(self._free[0]))
 
+    def hold(self, now: float, seconds: float) -> None:
+        """Keep every stage busy for `seconds` after its work so far, and not before `now`."""
+        self._free = np.maximum(self._free, now) + seconds
+        self.busy += seconds
+
     def run(self, step: Step, now: float, most: int, until: float) -> Ran:
         """Run a step decided at `now` (seconds).
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xcore.arrays import Array
-from xcore.batching import Hints, Order
+from xcore.batching import Hints, Order, Preemption
 from xcore.orders import fcfs
 from xcore.orders.fcfs import FCFS
 from xcore.specs.profile import Profile
@@ -62,6 +62,7 @@ def replay_closed_loop(
     sessions: Sessions,
     order: Order = fcfs,
     hints: Items[Hints] | None = None,
+    preemption: Preemption | None = None,
     lanes: bool = False,
 ) -> ClosedLoop:
     """Run sessions through a schedule in simulated time; the requests' own arrivals are ignored.
@@ -73,14 +74,15 @@ def replay_closed_loop(
         InputError: The KV cache cannot hold one of the requests.
     """
     dealt = sessions.dealt(schedule.replicas)
-    if hints is None and not lanes and type(order) is FCFS and is_compiled(schedule):
+    plain = hints is None and preemption is None and type(order) is FCFS
+    if plain and not lanes and is_compiled(schedule):
         prefixes = Prefixes.of(requests, schedule.block_size) if schedule.prefix_caching else None
         parts = loop_parts(requests, dealt, prefixes, drawn_steps(schedule, requests))
         run = replay_parts(schedule, profile, requests, parts)
     else:
         # With two sides, one may be ahead of an end that makes a request arrive at the other.
         step_by_step = schedule.traits.disaggregated
-        replaying = DependentReplay(schedule, profile, requests, order, hints, step_by_step=step_by_step)
+        replaying = DependentReplay(schedule, profile, requests, order, hints, step_by_step, preemption)
         for replica, own in zip(replaying.replicas, dealt, strict=False):
             replaying.run([replica], Agents(FollowingTurns.of(own.turns, own.pauses_s, own.agents)))
         run = replaying.result

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from itertools import cycle
 from typing import NamedTuple, Protocol
 
-from xcore.batching import UNKNOWN, Hints, Order, Sequence
+from xcore.batching import UNKNOWN, Hints, Order, Preemption, Sequence
 from xcore.orders import fcfs
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes
@@ -51,6 +51,7 @@ class DependentReplay:
         order: Order = fcfs,
         hints: Items[Hints] | None = None,
         step_by_step: bool = True,
+        preemption: Preemption | None = None,
     ):
         """Create the replicas.
 
@@ -61,7 +62,7 @@ class DependentReplay:
         self._schedule, self._requests, self._hints = schedule, requests, hints
         self._record = Record(len(requests), micro_batching.index, cost.encoder_decoder, profile.front_end_s)
         self.replicas = [
-            Replica(schedule, cost, self._record, micro_batching, number, order, step_by_step=step_by_step)
+            Replica(schedule, cost, self._record, micro_batching, number, order, False, step_by_step, None, preemption)
             for number in range(schedule.replicas)
         ]
         self._prefixes = Prefixes.of(requests, schedule.block_size) if schedule.prefix_caching else None
@@ -130,6 +131,7 @@ def replay_dependent(
     after: Items[After | None],
     order: Order = fcfs,
     hints: Items[Hints] | None = None,
+    preemption: Preemption | None = None,
 ) -> Replay:
     """Run `requests` through a schedule in simulated time, as `replay`; each may arrive `after` another one has ended.
 
@@ -139,6 +141,6 @@ def replay_dependent(
         InputError: The KV cache cannot hold one of the requests.
     """
     several = schedule.replicas > 1 or schedule.traits.disaggregated
-    replaying = DependentReplay(schedule, profile, requests, order, hints, step_by_step=several)
+    replaying = DependentReplay(schedule, profile, requests, order, hints, several, preemption)
     replaying.run(replaying.replicas, _Chains(requests, after))
     return replaying.result

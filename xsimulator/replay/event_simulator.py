@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xcore.arrays import Array
-from xcore.batching import UNKNOWN, Hints, Order, Sequence, deal
+from xcore.batching import UNKNOWN, Hints, Order, Preemption, Sequence, deal
 from xcore.orders import fcfs
 from xcore.orders.fcfs import FCFS
 from xcore.specs.estimate import Estimate
@@ -60,6 +60,7 @@ def replay(
     order: Order = fcfs,
     hints: Items[Hints] | None = None,
     lanes: bool = False,
+    preemption: Preemption | None = None,
 ) -> Replay:
     """Run `requests` through a schedule in simulated time.
 
@@ -78,12 +79,13 @@ def replay(
         order: Order of the waiting requests.
         hints: The requests' hints, if `order` needs more than lengths.
         lanes: Run the lanes in Python even if the compiled event loop covers everything.
+        preemption: How running requests give way to waiting ones; None: they don't.
 
     Raises:
         InputError: The KV cache cannot hold one of the requests.
     """
     prefixes = _prefixes(schedule, requests, prompts)
-    special = timeline or step_by_step or lanes or caps or type(order) is not FCFS
+    special = timeline or step_by_step or lanes or caps or preemption or type(order) is not FCFS
     steps = drawn_steps(schedule, requests)
     if not special and is_compiled(schedule) and in_turn(schedule, requests):
         return replay_parts(schedule, profile, requests, dealt(requests, schedule.replicas, prefixes, steps))
@@ -95,7 +97,8 @@ def replay(
     busy: list[float] = []
     preemptions = reused = 0
     for r, own in enumerate(deal([(r.input, m) for r, m in zip(requests, most, strict=True)], schedule.replicas)):
-        replica = Replica(schedule, replica_cost, record, micro_batching, r, order, timeline, step_by_step)
+        how = (order, timeline, step_by_step, None, preemption)
+        replica = Replica(schedule, replica_cost, record, micro_batching, r, *how)
         for i in own:
             sequence = _sequence(i, requests[i], most[i], hints[i] if hints else UNKNOWN)
             tokens = sequence.input_tokens + sequence.ends

@@ -6,10 +6,11 @@ prefilled batch goes to the decoding lane through host memory, and joins at the 
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from xcore.batching import Ledger, Step
+from xcore.batching import Ledger, Step, Swap
 from xcore.batching.step import StagePhase
 from xcore.policies import Policy
 from xcore.policies.waa import most_underway
@@ -19,7 +20,7 @@ from xsimulator.replay.record import Record
 
 
 class KVTransfer:
-    """The KV transfers between the encoding and the decoding lane, in seconds.
+    """The KV transfers between the encoding and the decoding lane, and those of swapped sequences, in seconds.
 
     One batch at a time is on its way to host memory, and one on its way from there. At most one batch waits before
     every encoding stage except the first: more would only hold blocks.
@@ -41,6 +42,10 @@ class KVTransfer:
             sequence.kv_arrived_s = self._arrived
         self._outs.append(out)
         return max(ran.next_s, self._outs[0])
+
+    def swap_seconds(self, swaps: Iterable[Swap]) -> float:
+        """Return the seconds of all copies between the cache and the host before a step, one after the other."""
+        return sum(self._replica_cost.swap_seconds(swap.tokens) for swap in swaps if swap.to != "nowhere")
 
 
 @dataclass(eq=False, slots=True)
@@ -95,7 +100,7 @@ class Lane:
                 ledger.settle()
             ledger.observe(now)
             step = self.policy.next_step(ledger, now, self.phase)
-            preempted = ledger.take_preempted()
+            preempted = ledger.giving_way.take_preempted()
             freed = bool(preempted)
             if freed:
                 until = now  # another lane may then admit the victims before a whole row of decode steps would end
@@ -107,6 +112,8 @@ class Lane:
                 return freed
             if step.arrivals:
                 until = min(until, self._next_arrival(now))
+            if swaps := ledger.giving_way.take_swaps():
+                self.pipeline.hold(now, self.transfer.swap_seconds(swaps))
             self.record.start(step, self.pipeline.start_s(now))
             once = self.step_by_step or self._out(most_underway(len(self.pipeline.stages)) - 1) > now
             ran = self.pipeline.run(step, now, 1 if once else ledger.repeats(step, preempted), until)

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from math import inf
 
-from xcore.batching import MicroBatching, Order, Sequence
+from xcore.batching import MicroBatching, Order, Preemption, Sequence
 from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
 from xcore.policies import Policy
@@ -44,15 +44,17 @@ class Replica:
         keep_spans: bool = False,
         step_by_step: bool = False,
         policy: Policy | None = None,
+        preemption: Preemption | None = None,
     ):
         """Create an idle replica.
 
         `number` is the replica's index in the schedule. `policy` decides; None: the schedule's. With `step_by_step`,
-        decode steps are not simulated at once, so that requests can be submitted between them.
+        decode steps are not simulated at once, so that requests can be submitted between them. `preemption` as in
+        `Ledger`.
         """
         self._schedule = schedule
         ahead = decides_ahead(schedule, replica_cost)
-        self.ledger = make_ledger(schedule, order, lingering=ahead)
+        self.ledger = make_ledger(schedule, order, None, ahead, preemption)
         self.sides = _sides(replica_cost, micro_batching, keep_spans, number, ahead)
         policy, transfer = policy or make_policy(schedule), KVTransfer(replica_cost)
         self._lanes = [

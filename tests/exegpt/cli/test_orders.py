@@ -55,6 +55,39 @@ def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, 
     assert "order: learned, with a simulated ranker whose Kendall's tau is 0.55" in learned["assumptions"]
 
 
+def test_running_requests_give_way_in_a_replay(exegpt, tmp_path):
+    """Long requests come first and fill all four places; short ones come while they run."""
+    path = tmp_path / "late.csv"
+    rows = [f"100,300,{i / 100}" for i in range(4)] + [f"100,20,{2 + i / 2}" for i in range(8)]
+    path.write_text("input,output,arrival\n" + "\n".join(rows))
+    means = {}
+    for preempt in ("none", "recompute", "swap"):
+        words = ("--order", "sjf", "--preempt", preempt)
+        done = exegpt(*ENGINE, "--replay", path, *words).json
+        assert (done["preemptions"] > 0) == (preempt != "none")
+        means[preempt] = done["latency"]["mean"]
+    assert means["swap"] < means["none"] and means["recompute"] < means["none"]
+
+
+def test_a_policy_that_lets_nothing_give_way_is_refused(exegpt, trace):
+    words = ("--policy", "static", "--encode-batch", 4, "--preempt", "swap")
+    done = exegpt("simulate", "-m", "opt-13b", "-c", "1xA40", "--replay", trace, *words)
+    assert done.code == 2 and "Under policy static, running requests can't give way" in done.err
+
+
+@pytest.mark.slow
+def test_a_run_in_which_requests_give_way_gives_the_same_tokens(exegpt, tiny, tiny_profile, requests, tmp_path):
+    common = ("run", "-m", tiny, "-r", requests, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 3)
+    tokens = []
+    for words in ((), ("--kv-blocks", 9, "--admission", "grow", "--preempt", "swap", "--swap-blocks", 50)):
+        out = tmp_path / f"{len(words)}.jsonl"
+        done = exegpt(*common, *words, "-o", out, "--json")
+        assert done.code == 0, done.err
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        tokens.append({row["id"]: row["output_ids"] for row in rows})
+    assert tokens[0] == tokens[1]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -115,6 +148,10 @@ def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_pro
         (("--order", "learned", "--ranker", "no.npz"), "There is no ranker file 'no.npz'"),
         (("--order", "edf"), "--order edf needs deadline_s of each request, but request 'a' has none"),
         (("--starvation-guard", "--adapt"), "--adapt works only with the default order"),
+        (("--preempt", "swap", "--adapt"), "--adapt works only with the default order"),
+        (("--order", "mlfq", "--preempt", "swap"), "--preempt swap needs an order that ranks running requests too"),
+        (("--preempt", "often"), "--preempt"),
+        (("--preempt", "recompute", "--swap-blocks", 9), "--swap-blocks 9 is only for --preempt swap: leave it out"),
     ],
 )
 def test_what_a_run_refuses(exegpt, tiny, tiny_profile, tmp_path, words, sentence):

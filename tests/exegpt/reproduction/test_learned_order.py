@@ -3,7 +3,16 @@
 import pytest
 
 from exegpt.reproduction import prompts_at_once
-from exegpt.reproduction.learned_order import LEARNED, WAYS, reproduce, requests_at, requests_at_once, sections
+from exegpt.reproduction.learned_order import (
+    GIVING_WAY,
+    LEARNED,
+    WAYS,
+    YIELDING,
+    reproduce,
+    requests_at,
+    requests_at_once,
+    sections,
+)
 from exegpt.reproduction.prompts_at_once import Answers, PromptsAtOnce, answers_of
 from xcore.specs.request_times import RequestTimes
 
@@ -26,14 +35,24 @@ def test_the_learned_order_lies_between_first_come_and_the_oracle(sweep):
 
 @pytest.mark.slow
 def test_it_is_twice_as_good_per_token_at_saturation(sweep):
-    """In the mean of latencies themselves not even the oracle is, without preemption of residents."""
+    """In the mean of latencies themselves not even the oracle is."""
     assert all(sweep.gains["per_token_s"][way] > 2.0 for way in LEARNED)
     assert 1.4 < sweep.gains["mean_s"][LEARNED[0]] < sweep.gains["mean_s"]["SJF oracle"] < 2.0
 
 
 @pytest.mark.slow
+def test_giving_way_helps_most_by_swap(sweep):
+    for way in YIELDING:
+        none, recompute, swap = (sweep.giving_way[way][preempt] for preempt in GIVING_WAY)
+        assert not none.preemptions and recompute.preemptions and swap.preemptions
+        assert swap.latencies.per_token_s < recompute.latencies.per_token_s < none.latencies.per_token_s
+        assert swap.latencies.mean_s < none.latencies.mean_s
+
+
+@pytest.mark.slow
 def test_what_is_printed_says_whether_targets_are_met(sweep):
-    first, second, third, _ = sections(sweep)
+    first, second, third, yielding, _ = sections(sweep)
+    assert len(yielding.rows) == len(YIELDING) * len(GIVING_WAY) and yielding.rows[0][:3] == (LEARNED[0], "none", "0")
     assert "(target 2: met)" in first.notes[0] and "everywhere" in first.notes[1]
     assert "(target 2: missed)" in second.notes[0] and not third.notes
     assert [row[0] for row in first.rows] == ["2", "64"] and len(first.columns) == 2 + len(WAYS)

@@ -146,7 +146,7 @@ def test_the_last_resident_gives_way_and_comes_back_with_its_output():
     step = policy.next_step(ledger, 0.0)  # a third block for the first, none for the second
     assert step.decode == (first,) and not step.encode
     assert (second.status, second.cached, second.recomputed, second.blocks) == (PREEMPTED, 0, 2, [])
-    assert ledger.take_preempted() == [second] and ledger.take_preempted() == []
+    assert ledger.giving_way.take_preempted() == [second] and ledger.giving_way.take_preempted() == []
     ledger.advance(step)
     while second.status is PREEMPTED:
         step = policy.next_step(ledger, 0.0)
@@ -185,7 +185,7 @@ def test_a_step_that_preempts_admits_nobody(policy):
         residents = set(ledger.resident)
         step = policy.next_step(ledger, now)
         now += 1.0
-        if ledger.take_preempted():
+        if ledger.giving_way.take_preempted():
             preempting += 1
             assert {sequence for sequence, _ in step.encode} <= residents
         ledger.advance(step)

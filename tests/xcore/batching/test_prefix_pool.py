@@ -249,7 +249,7 @@ def test_a_sequence_that_failed_leaves_nothing_to_be_found():
         policy = OrcaPolicy(max_num_seqs=1, prefills_per_step=1)
         ledger.advance(policy.next_step(ledger, 0.0))
         if ending == "preempted":
-            ledger._preempt(failing, 0.0)
+            ledger.giving_way.preempt(failing, 0.0)
         assert ledger.pool.find(failing.keys)
         ledger.fail(failing)
         assert failing.finished and not failing.blocks and ledger.pool.find(other.keys) == []
@@ -331,7 +331,7 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
             sequence = Sequence(index, len(prompt), most, now, keys=keys_of(prompt))
             ledger.submit([sequence])
             pinned[sequence] = ledger.pin(sequence)
-            assert pinned[sequence] in (0, len(ledger._cached_blocks(sequence)) * BLOCK)
+            assert pinned[sequence] in (0, len(ledger.cached_blocks(sequence)) * BLOCK)
             if cancelled:
                 victim = next(reversed(ledger.pins.holders), sequence)
                 if victim not in ended:

@@ -7,7 +7,7 @@ import pytest
 from tests.xcore.orders.cases import DEMANDS
 from tests.xcore.small_specs import profile
 from tests.xrunner.cells import requests, schedule
-from xcore.batching import Hints
+from xcore.batching import Hints, Preemption
 from xcore.orders import ORDERS, StarvationGuard, make_order
 from xcore.specs.workload import RequestLengths, Workload
 from xrunner.core.engine import Engine
@@ -51,12 +51,22 @@ def decisions(spans):
     return [(span.phase, span.sequences, span.tokens) for span in sorted(spans, key=lambda span: span.start_s)]
 
 
-def both(model, order, blocks, policy="chunked"):
+def both(model, order, blocks, policy="chunked", preemption=None):
     """A run, and the replay of the same requests."""
     plan, known = schedule(model.spec, policy, kv_blocks=blocks, admission="grow"), hints()
-    run = Engine(model, plan).run(requests(LENGTHS), order=order, hints=lambda request: known[int(request.id)])
+    how = {"order": order, "preemption": preemption}
+    run = Engine(model, plan).run(requests(LENGTHS), hints=lambda request: known[int(request.id)], **how)
     lengths = [RequestLengths(*row) for row in LENGTHS]
-    return run, replay(plan, profile(model.spec), lengths, step_by_step=True, order=order, hints=known)
+    return run, replay(plan, profile(model.spec), lengths, step_by_step=True, hints=known, **how)
+
+
+@pytest.mark.parametrize("host_blocks", [0, 3, 100])
+@pytest.mark.parametrize("policy", ["chunked", "orca"])
+def test_the_engine_and_the_replay_swap_and_recompute_the_same_requests(model, policy, host_blocks):
+    order = StarvationGuard(make_order("learned"), idle_steps=7, quantum=3)
+    run, predicted = both(model, order, SMALL, policy, Preemption(host_blocks))
+    assert decisions(run.timeline.spans) == decisions(predicted.timeline.spans)
+    assert run.preemptions == predicted.preemptions > 5
 
 
 def begun(served):

@@ -76,7 +76,7 @@ def test_a_lane_that_waits_for_blocks_gets_them_at_the_end_of_the_step_that_free
 def test_a_lane_without_work_wakes_when_a_preempted_requests_last_token_is_out(arrival_s, wakes_s):
     ledger = Ledger(BlockPool(10, 16), fcfs, admission="grow")
     preempted = Sequence(0, 20, 4)
-    preempted.status, preempted.last_token_s, ledger.preemptions = PREEMPTED, 5.0, 1
+    preempted.status, preempted.last_token_s, ledger.giving_way.preemptions = PREEMPTED, 5.0, 1
     ledger.submit([preempted] if arrival_s is None else [preempted, Sequence(1, 20, 4, arrival_s)])
     lane = Lane(Idle(), ledger, None, None, "both", None)
     assert not lane.act(1.0, inf)
@@ -90,7 +90,7 @@ class Preempting:
         self.victim = victim
 
     def next_step(self, ledger, now, phase="both"):
-        ledger.preemptions, ledger._preempted = ledger.preemptions + 1, [self.victim]
+        ledger.giving_way.preemptions, ledger.giving_way._preempted = ledger.preemptions + 1, [self.victim]
         ledger.waiting.push(self.victim)
 
 
