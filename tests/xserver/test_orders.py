@@ -28,9 +28,10 @@ def ranker(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_requests_that_a_ranker_expects_to_be_short_come_first(model, ranker, tmp_path):
+@pytest.mark.parametrize("giving_way", [(), ("--preempt", "swap")], ids=["running ones stay", "running ones give way"])
+def test_requests_that_a_ranker_expects_to_be_short_come_first(model, ranker, tmp_path, giving_way):
     document.write(tmp_path / "schedule.json", schedule_for(model, max_num_seqs=1, prefills_per_step=1))
-    options = ("--order", "learned", "--ranker", str(ranker))
+    options = ("--order", "learned", "--ranker", str(ranker), *giving_way)
     ended = []
     with serving(model, tmp_path / "schedule.json", tmp_path, *options) as server, ThreadPoolExecutor(9) as pool:
 
