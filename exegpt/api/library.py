@@ -184,13 +184,14 @@ def plan(
     method: str = "exegpt",
     profile: str | Mapping[str, str] | None = None,
     replicas: int | None = None,
+    one_node: bool = False,
     **setting: Any,
 ) -> Planned:
     """Divide a cluster's devices among the models of a YAML file, as `exegpt plan` does.
 
     `profile` has files by the models' names. `replicas` limits the groups of devices of a model (`seallm`, `alpaserve`;
-    None: no limit). `setting` takes dtype, kv_dtype, memory_fraction, engine, front_end and
-    scale_to_context.
+    None: no limit). With `one_node`, all devices of a model are of one node. `setting` takes dtype, kv_dtype,
+    memory_fraction, engine, front_end and scale_to_context.
 
     Example: `exegpt.plan("models.yaml", "4xA100-80GB").plan`
 
@@ -200,7 +201,7 @@ def plan(
     check_choice(method, (*METHODS, "best"), "method")
     by_name = [f"{name}={file}" for name, file in profile.items()] if isinstance(profile, Mapping) else [profile]
     profiles = [text for text in by_name if text is not None]
-    planned = plan_answer(Path(models), cluster, method, False, None, profiles, replicas, **setting)
+    planned = plan_answer(Path(models), cluster, method, False, None, profiles, replicas, one_node, **setting)
     return Planned(planned.best, "" if planned.best else planned.proposals[0].why_not, tuple(planned.assumptions))
 
 

@@ -49,11 +49,11 @@ def plan(options: PlanOptions) -> int:
     if method in STAGE_METHODS or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages
 
-        if options.advice or prices or options.replicas:
-            option = "--advice" if options.advice else "--price" if prices else "--replicas"
+        budgets = ("--advice", options.advice), ("--price", prices), ("--replicas", options.replicas)
+        if option := next((name for name, value in (*budgets, ("--one-node", options.one_node)) if value), None):
             raise InputError(f"{option} applies to plans of budgets, and this is a plan of stages: leave it out.")
         return plan_stages(options)
-    asked = (options.advice, prices, options.profile or (), options.replicas)
+    asked = (options.advice, prices, options.profile or (), options.replicas, options.one_node)
     answered = answer(file, cluster, method, *asked, **options.setting)
     if answered.best and options.out:
         document.write(options.out, answered.best)
@@ -133,6 +133,11 @@ def _print_methods(proposals: "list[Proposal]", prices: "Prices | None") -> None
         output.note(best.why_not)
     else:
         print_plan(best.found)
+        if best.plan and (spans := [model.name for model in best.plan.models if len(best.plan.nodes_of(model)) > 1]):
+            output.note(
+                f"{', '.join(spans)}: on several nodes, which `exegpt serve --plan` can't run: for that, plan with "
+                "--one-node"
+            )
     columns, rows = methods_table(proposals, prices)
     if rows:
         output.table(columns, rows, "methods" if others else "all models together")

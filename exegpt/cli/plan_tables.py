@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "model",
+    "node",
     "devices",
     "shared by",
     "asked",
@@ -97,32 +98,33 @@ def _models_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
     """Return the table of models; columns that are empty for all models are omitted."""
     from xcore.quantity import NOTHING
 
-    rows = [row for replicas in plan.replicas.values() for row in _rows(replicas)]
+    rows = [row for replicas in plan.replicas.values() for row in _rows(plan, replicas)]
     kept = [place for place in range(len(_COLUMNS)) if any(row[place] != NOTHING for row in rows)]
     free = f", {plan.free} of them free" if plan.free else ""
     title = f"{plan.method}: {counted(len(plan.replicas), 'model')} on {plan.cluster.name}{free}"
     return [_COLUMNS[place] for place in kept], [[row[place] for place in kept] for row in rows], title
 
 
-def _rows(replicas: "tuple[PlannedModel, ...]") -> list[list[str]]:
+def _rows(plan: "Plan", replicas: "tuple[PlannedModel, ...]") -> list[list[str]]:
     """Return a model's row; if it has several replicas, a row for each, and the model's figures in the first one."""
     from xcore.quantity import NOTHING
 
-    first, *others = [_row(model) for model in replicas]
-    of_replicas = {_COLUMNS.index(name) for name in ("devices", "shared by", "schedule")}
+    first, *others = [_row(plan, model) for model in replicas]
+    of_replicas = {_COLUMNS.index(name) for name in ("node", "devices", "shared by", "schedule")}
     rows = [[text if place in of_replicas else NOTHING for place, text in enumerate(row)] for row in others]
     return [first, *([f"  replica {number}", *row[1:]] for number, row in enumerate(rows, 2))]
 
 
-def _row(model: "PlannedModel") -> list[str]:
+def _row(plan: "Plan", model: "PlannedModel") -> list[str]:
     from xcore.console.schedule_text import schedule_text
     from xcore.duration import duration_text, format_duration
-    from xcore.quantity import figure_text, percent_text
+    from xcore.quantity import NOTHING, figure_text, percent_text
 
     what = f"{model.requests:,} requests" if model.requests else f"{figure_text(model.rate_seq_s or 0.0)}/s"
     bound_s, estimate = model.schedule.latency_bound_s, model.estimate
     return [
         model.name,
+        ", ".join(map(str, plan.nodes_of(model))) if plan.cluster.nodes > 1 else NOTHING,
         ranges(model.devices),
         _share_text(model),
         what if bound_s is None else f"{what} in {format_duration(bound_s)}",

@@ -56,7 +56,7 @@ def _simulate_plan(options: SimulateOptions, plan: Path) -> None:
     from xcore.console import output
     from xcore.errors import InputError
     from xcore.quantity import counted
-    from xmulti.plans.simulate_plan import COLUMNS, simulate_plan
+    from xmulti.plans.simulate_plan import simulate_plan
 
     for name in typed_options(options, SimulateOptions):
         if name not in PlanSimulationOptions.__dataclass_fields__:
@@ -70,4 +70,4 @@ def _simulate_plan(options: SimulateOptions, plan: Path) -> None:
         return output.emit(facts)
     output.notes(prediction.assumptions)
     title = f"{prediction.plan.method}: {counted(len(prediction.rows), 'model')} on {prediction.plan.cluster.name}"
-    output.table(COLUMNS, prediction.rows, title)
+    output.table(prediction.columns, prediction.rows, title)

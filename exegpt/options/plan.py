@@ -28,6 +28,12 @@ class PlanOptions(shared_options.PredictionOptions, shared_options.PluginOptions
         "The most groups of devices that may have a replica of the same model (seallm, alpaserve). Default: no limit.",
         min=1,
     )
+    one_node: bool = option(
+        False,
+        "Give each model devices of a single node, so that `exegpt serve --plan` can run the plan on several nodes. "
+        "Default: or of several whole nodes.",
+        "--one-node",
+    )
     profile: list[str] | None = shared_options.PROFILES
     scale_to_context: bool = shared_options.SCALE_TO_CONTEXT
     threads: int | None = shared_options.THREADS

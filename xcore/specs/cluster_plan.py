@@ -153,9 +153,10 @@ class Plan(Spec):
         """Return the models grouped by the devices that they share; a model with its own devices is alone."""
         return units_of(self.models)
 
-    def nodes_of(self, model: PlannedModel) -> tuple[int, ...]:
-        """Return the nodes of a model's devices, from 0."""
-        return tuple(sorted({device // self.cluster.devices_per_node for device in model.devices}))
+    def nodes_of(self, *models: PlannedModel) -> tuple[int, ...]:
+        """Return the nodes of models' devices, from 0."""
+        each = self.cluster.devices_per_node
+        return tuple(sorted({device // each for model in models for device in model.devices}))
 
     @property
     def replicas(self) -> dict[str, tuple[PlannedModel, ...]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from xcore.duration import parse_duration
 from xcore.errors import InputError
-from xcore.specs.cluster import parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
 from xmulti.applications.expected_calls import expected_calls
@@ -31,6 +31,14 @@ class ModelDemand:
     bound_s: float | None
     directory: str | None = None
     """Directory of the model's weights, if the model was named by it."""
+    one_node: bool = False
+    """Whether all its devices must be of one node."""
+
+    def sizes(self, cluster: ClusterSpec) -> list[int]:
+        """Return the possible numbers of its devices: of one node, or of whole nodes."""
+        from xmulti.sharing.budgets import counts
+
+        return counts(1 if self.one_node else cluster.nodes, cluster.devices_per_node)
 
     def within(self, bound_s: float | None) -> "ModelDemand":
         """Return the same demand under another bound in seconds."""
@@ -53,12 +61,19 @@ class ModelDemand:
 
 
 def read_demands(
-    path: Path, cluster: str, *, profile: Sequence[str] = (), **options: "Unpack[SettingKeywords]"
+    path: Path,
+    cluster: str,
+    *,
+    profile: Sequence[str] = (),
+    one_node: bool = False,
+    **options: "Unpack[SettingKeywords]",
 ) -> tuple[ModelDemand, ...]:
     """Read a models file's demands on a cluster.
 
-    `profile` as in `profiles_by_model`, `options` as in `find_setting`. Raises InputError for an unreadable file or an
-    unknown name.
+    `profile` as in `profiles_by_model`, `one_node` as in `ModelDemand`, `options` as in `find_setting`.
+
+    Raises:
+        InputError: The file can't be read, or has an unknown name.
     """
     if cluster != "local":
         parse_cluster(cluster, options.get("memory_fraction"))  # so that an error in it names no model
@@ -82,5 +97,5 @@ def read_demands(
             raise InputError(f"Model '{entry.name}' of '{path}': {error}") from None
         directory = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
         requests = len(calls) if calls else entry.requests
-        demands.append(ModelDemand(entry.name, setting, rate, requests, bound_s, directory))
+        demands.append(ModelDemand(entry.name, setting, rate, requests, bound_s, directory, one_node))
     return tuple(demands)

@@ -32,10 +32,9 @@ def nothing_fits(demand: ModelDemand, cluster: ClusterSpec, policies: tuple[str,
 
 def nearest_bound(demand: ModelDemand, cluster: ClusterSpec, policies: tuple[str, ...]) -> tuple[float, int] | None:
     """Return the tightest bound in seconds that a model meets at any rate, and the devices; None if it fits nowhere."""
-    from xmulti.sharing.budgets import counts
-
-    sizes = counts(cluster.nodes, cluster.devices_per_node)
-    lowest = [(s, size) for size in sizes if (s := lowest_latency_s(demand, size, policies)) is not None]
+    lowest = [
+        (s, size) for size in demand.sizes(cluster) if (s := lowest_latency_s(demand, size, policies)) is not None
+    ]
     if not lowest:
         return None
     bound_s, size = min(lowest)
@@ -60,9 +59,10 @@ def no_room(demands: tuple[ModelDemand, ...], least: list[int], cluster: Cluster
     tried = ""
     if shared and never:
         tried = f" ({', '.join(never)} can't share devices, because they have no rate or have an encoder)"
+    where = "one node" if demands[0].one_node else "one node or on whole nodes"
     return (
         f"The models don't fit on {cluster.name} together. They need at least {each} devices ({sum(least)} in all), "
-        f"each model within one node or on whole nodes, but there are {cluster.devices}{tried}: {more}{sharing}, or "
+        f"each model within {where}, but there are {cluster.devices}{tried}: {more}{sharing}, or "
         "plan fewer models."
     )
 

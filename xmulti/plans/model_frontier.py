@@ -89,9 +89,7 @@ class ModelFrontier:
 
     @cached_property
     def _sizes(self) -> list[int]:
-        from xmulti.sharing.budgets import counts
-
-        return counts(self.demand.setting.cluster.nodes, self.demand.setting.cluster.devices_per_node)
+        return self.demand.sizes(self.demand.setting.cluster)
 
     @property
     def searched(self) -> tuple[tuple[int, ModelPerformance | None], ...]:

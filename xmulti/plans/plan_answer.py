@@ -65,16 +65,18 @@ def answer(
     prices: Prices | None,
     profile: Sequence[str] = (),
     most_replicas: int | None = None,
+    one_node: bool = False,
     **options: "Unpack[SettingKeywords]",
 ) -> PlanAnswer:
     """Plan the models of a file by one method of budgets, or by the best of all.
 
-    `most_replicas`: the most groups of devices that a model may be in; None: no limit.
+    `most_replicas`: the most groups of devices that a model may be in; None: no limit. `one_node`: whether all devices
+    of a model must be of one node.
 
     Raises:
         InputError: The file can't be read or planned.
     """
-    demands = read_demands(file, cluster, profile=profile, **options)
+    demands = read_demands(file, cluster, profile=profile, one_node=one_node, **options)
     expected = expected_calls(file, read_models(file))
     where, methods = demands[0].setting.cluster, METHODS if method == "best" else (method,)
     if prices:

@@ -419,7 +419,8 @@ def _searched(
         found = [(demands[i], frontiers[i].on(devices)) for i, devices in wanted]
         return [served.budget(demand) if served else None for demand, served in found]
 
-    unsearched = Unsearched(len(demands), search, cluster.nodes, cluster.devices_per_node)
+    sizes = demands[0].sizes(cluster)
+    unsearched = Unsearched(len(demands), search, cluster.nodes, cluster.devices_per_node, sizes)
     best = unsearched.best(progress)
     if best and best.level.headroom > 0 and best.level.seconds < math.inf:
         return best.devices
@@ -443,9 +444,9 @@ def _in_proportion(
 
     Each model gets at least as many as it needs to run. A budget is part of a node, or whole nodes.
     """
-    from xmulti.sharing.budgets import counts, place
+    from xmulti.sharing.budgets import place
 
-    sizes = counts(cluster.nodes, cluster.devices_per_node)
+    sizes = demands[0].sizes(cluster)
     work = [demand.work for demand in demands]
     budgets = []
     for number, (demand, frontier) in enumerate(zip(demands, frontiers, strict=True)):

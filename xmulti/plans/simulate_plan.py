@@ -31,7 +31,7 @@ A model that shares devices with one of a lower rate has more.
 """
 MOST = 10_000
 """Most requests of such a model."""
-COLUMNS = ("model", "requests", "requests/s", "latency p50", "p99", "TTFT p99", "in time", "preemptions")
+_COLUMNS = ("model", "node", "requests", "requests/s", "latency p50", "p99", "TTFT p99", "in time", "preemptions")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class PlanPrediction:
 
     plan: Plan
     facts: dict[str, object]
+    columns: tuple[str, ...]
     rows: list[list[str]]
     assumptions: tuple[str, ...]
 
@@ -75,9 +76,11 @@ def simulate_plan(
     wall_s = time.perf_counter() - begin_s
     if timeline:
         _write_timeline(timeline, replays)
-    shown = [(replicas[0], replays[name]) for name, replicas in plan.replicas.items() if name in replays]
+    shown = [(of, replays[name], plan.nodes_of(*of)) for name, of in plan.replicas.items() if name in replays]
     facts = {"models": [_facts(*of_model) for of_model in shown], "wall_seconds": wall_s}
-    return PlanPrediction(plan, facts, [_row(*of_model) for of_model in shown], tuple(assumptions))
+    kept = [place for place, column in enumerate(_COLUMNS) if column != "node" or plan.cluster.nodes > 1]
+    rows = [[row[place] for place in kept] for row in (_row(*of_model) for of_model in shown)]
+    return PlanPrediction(plan, facts, tuple(_COLUMNS[place] for place in kept), rows, tuple(assumptions))
 
 
 def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
@@ -147,13 +150,15 @@ def _since(model: PlannedModel) -> str:
     return "start" if model.rate_seq_s is None else "arrival"
 
 
-def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, object]:
+def _facts(replicas: Sequence[PlannedModel], replayed: ModelReplay, nodes: Sequence[int]) -> dict[str, object]:
+    model = replicas[0]
     times, served = latencies(replayed.served, _since(model)), replayed.served
     seconds = max(s.finish_s for s in served)
     return {
         "name": model.name,
         "requests": len(served),
         "replicas": list(replayed.sent),
+        "nodes": list(nodes),
         "seconds": seconds,
         "throughput_seq_s": len(served) / seconds,
         "throughput_tok_s": sum(s.output_tokens for s in served) / seconds,
@@ -163,11 +168,13 @@ def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, object]:
     }
 
 
-def _row(model: PlannedModel, replayed: ModelReplay) -> list[str]:
+def _row(replicas: Sequence[PlannedModel], replayed: ModelReplay, nodes: Sequence[int]) -> list[str]:
+    model = replicas[0]
     times, served = latencies(replayed.served, _since(model)), replayed.served
     latency, ttft, bound_s = percentiles(times["latency"]), percentiles(times["ttft"]), model.schedule.latency_bound_s
     return [
         model.name,
+        ", ".join(map(str, nodes)),
         f"{len(served):,}",
         figure_text(len(served) / max(s.finish_s for s in served)),
         *(NOTHING if s is None else duration_text(s) for s in (latency["p50"], latency["p99"], ttft["p99"])),

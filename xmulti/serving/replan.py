@@ -162,7 +162,8 @@ def replan(replan_input: ReplanInput) -> Replanned:
 def _demand(model: PlannedModel, plan: Plan, seen: Watched) -> ModelDemand:
     schedule = model.schedule
     setting = Setting(schedule.model.spec, plan.cluster, seen.workload, seen.profile, schedule.kv_dtype, ())
-    return ModelDemand(model.name, setting, seen.rate_seq_s, None, schedule.latency_bound_s, model.directory)
+    # a server runs each engine on one node
+    return ModelDemand(model.name, setting, seen.rate_seq_s, None, schedule.latency_bound_s, model.directory, True)
 
 
 def at_rates_of(plan: Plan, demands: Sequence[ModelDemand]) -> Plan:

@@ -116,9 +116,12 @@ class Unsearched:
     """Replicas scale with their number; more devices for each may scale slightly better."""
     TOLERANCE = 0.03
 
-    def __init__(self, models: int, search: Search, nodes: int, devices_per_node: int):
+    def __init__(
+        self, models: int, search: Search, nodes: int, devices_per_node: int, sizes: Sequence[int] | None = None
+    ):
+        """Set up the frontiers; `sizes` are the possible sizes of a budget (None: all)."""
         self._search, self._nodes, self._each = search, nodes, devices_per_node
-        self._sizes = counts(nodes, devices_per_node)
+        self._sizes = sizes or counts(nodes, devices_per_node)
         self._known: list[dict[int, Budget]] = [{} for _ in range(models)]
         self.searched = 0
         """Numbers of devices searched so far."""

@@ -52,6 +52,8 @@ class IdenticalNodes:
 
     nodes: int
     devices_per_node: int
+    spans: bool = True
+    """Whether a model alone may have devices of several whole nodes."""
 
     @property
     def devices(self) -> int:
@@ -61,7 +63,7 @@ class IdenticalNodes:
     def sizes(self, group: Group) -> list[int]:
         """Possible numbers of devices for a group: several models share 2^k devices of one node."""
         if len(group) == 1:
-            return counts(self.nodes, self.devices_per_node)
+            return counts(self.nodes if self.spans else 1, self.devices_per_node)
         return [1 << k for k in range(self.devices_per_node.bit_length())]
 
 

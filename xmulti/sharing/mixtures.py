@@ -72,7 +72,8 @@ class SharedGroups:
         known = {part: self._best(part, of_part) for part, of_part in units.items() if all(map(_measured, of_part))}
         later = {part: partial(self._best, part, units[part]) for part in units.keys() - known.keys()}
         floor = max((_headroom(plan.models) for plan in plans), default=0.0)
-        where = IdenticalNodes(self._cluster.nodes, self._cluster.devices_per_node)
+        spans = not self._demands[0].one_node
+        where = IdenticalNodes(self._cluster.nodes, self._cluster.devices_per_node, spans)
         search = GroupSearch(len(self._demands), where, self, known, later)
         grouping = search.best(floor, MOST, progress)
         return self._plan(grouping) if grouping else None

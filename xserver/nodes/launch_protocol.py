@@ -23,8 +23,6 @@ from xcore import document
 from xcore.errors import InputError
 from xcore.requests.proof import NONCE, PROOF, proof, proves
 from xcore.spec import Spec
-from xcore.specs.cluster_plan import Plan
-from xcore.specs.schedule import Schedule
 
 MAX_MESSAGE = 2**24
 """Largest message in bytes; a longer one ends the connection."""
@@ -94,10 +92,13 @@ class StartEngine(Spec):
     """Devices of the node that the plan uses."""
     flags: tuple[str, ...]
     """Further arguments of `exegpt engine`, of those in `launched_engine.FLAGS`."""
-    schedule: Schedule | None
-    """The schedule of a model with devices of its own."""
-    plan: Plan | None
-    """The plan of models that share devices."""
+    schedule: dict[str, object] | None
+    """The document of the schedule of a model with devices of its own."""
+    plan: dict[str, object] | None
+    """The document of the plan of models that share devices.
+
+    Both are checked when the engine starts. If they are wrong, the engine is refused, and the connection stays.
+    """
     unit: int
     """The place of these models in `Plan.units`."""
 

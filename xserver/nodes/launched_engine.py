@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from xcore import document
 from xcore.console.output import NOTES_OF
 from xcore.errors import InputError
+from xcore.quantity import counted
 from xcore.requests.starting import starting_text
 from xcore.spec import Spec
+from xcore.specs.cluster_plan import Plan
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xcore.usable_cpus import usable_cpus
@@ -60,24 +63,26 @@ def checked(asked: StartEngine, directories: Mapping[str, Path], folder: Path) -
     """
     _check_sizes(asked)
     flags = _checked_flags(asked.flags)
-    schedules = _schedules(asked)
-    found = [_directory(model, directories, schedule) for model, schedule in zip(asked.models, schedules, strict=True)]
     if "--threads" not in flags:
         flags += ["--threads", str(max(1, usable_cpus() // max(1, asked.in_use)))]
+    if (asked.schedule is None) == (asked.plan is None):
+        raise InputError("An engine needs either a schedule or a plan.")
     documents: dict[str, Spec]
-    if asked.schedule:
+    if asked.plan is None:
+        schedule = document.from_dict(Schedule, asked.schedule, "The schedule")
+        directory, cluster = _directories(asked, directories, [schedule])[0], schedule.cluster
         socket = folder / f"engine-{asked.models[0].place}"
-        arguments = ["--model", str(found[0]), "--socket", str(socket), *flags]
-        documents = {"--schedule": asked.schedule}
+        arguments, documents = ["--model", str(directory), "--socket", str(socket)], {"--schedule": schedule}
     else:
-        assert asked.plan, "a plan or a schedule"
+        plan = document.from_dict(Plan, asked.plan, "The plan")
+        found, cluster = _directories(asked, directories, _schedules(asked, plan)), plan.cluster
         here = {model.place: str(path) for model, path in zip(asked.models, found, strict=True)}
-        models = [replace(model, directory=here.get(place)) for place, model in enumerate(asked.plan.models)]
-        arguments = ["--unit", str(asked.unit), "--socket", str(folder), *flags]
-        documents = {"--plan": replace(asked.plan, models=tuple(models))}
-    names = ", ".join(dict.fromkeys(model.name for model in asked.models))
-    gpus = {} if schedules[0].cluster.is_cpu else visible_devices(asked.devices)
-    return EngineToLaunch(tuple(arguments), documents, {NOTES_OF: names} | gpus)
+        models = [replace(model, directory=here.get(place)) for place, model in enumerate(plan.models)]
+        arguments = ["--unit", str(asked.unit), "--socket", str(folder)]
+        documents = {"--plan": replace(plan, models=tuple(models))}
+    names = ", ".join(model.name for model in asked.models)
+    gpus = {} if cluster.is_cpu else visible_devices(asked.devices)
+    return EngineToLaunch((*arguments, *flags), documents, {NOTES_OF: names} | gpus)
 
 
 def _check_sizes(asked: StartEngine) -> None:
@@ -105,30 +110,30 @@ def _checked_flags(flags: Sequence[str]) -> list[str]:
     return list(flags)
 
 
-def _schedules(asked: StartEngine) -> list[Schedule]:
-    """Return the schedule of each of the engine's models.
+def _schedules(asked: StartEngine, plan: Plan) -> list[Schedule]:
+    """Return the schedules of models that share devices; InputError unless they are a unit of the plan."""
+    if not 0 <= asked.unit < len(plan.units):
+        raise InputError(f"The plan has {len(plan.units)} units, but no unit {asked.unit}.")
+    of_unit = {place: model for place, model in enumerate(plan.models) if model in plan.units[asked.unit]}
+    if {place: model.name for place, model in of_unit.items()} != {m.place: m.name for m in asked.models}:
+        raise InputError(f"Unit {asked.unit} of the plan has other models.")
+    return [of_unit[model.place].schedule for model in asked.models]
+
+
+def _directories(asked: StartEngine, directories: Mapping[str, Path], schedules: Sequence[Schedule]) -> list[Path]:
+    """Return this node's directory of each model.
 
     Raises:
-        InputError: The request doesn't have them, or they are for other devices.
+        InputError: A schedule is for other devices, or a directory has no such model.
     """
-    if (asked.schedule is None) == (asked.plan is None):
-        raise InputError("An engine needs either a schedule or a plan.")
-    if asked.schedule:
-        schedules = [asked.schedule]
-    else:
-        assert asked.plan, "a plan or a schedule"
-        units = asked.plan.units
-        if not 0 <= asked.unit < len(units):
-            raise InputError(f"The plan has {len(units)} units, but no unit {asked.unit}.")
-        of_unit = {place: model for place, model in enumerate(asked.plan.models) if model in units[asked.unit]}
-        if {place: model.name for place, model in of_unit.items()} != {m.place: m.name for m in asked.models}:
-            raise InputError(f"Unit {asked.unit} of the plan has other models.")
-        schedules = [of_unit[model.place].schedule for model in asked.models]
     for schedule in schedules:
         ranks = sum(stage.tp for stage in schedule.stages) * schedule.replicas
         if len(schedules) != len(asked.models) or ranks != len(asked.devices):
-            raise InputError(f"A schedule for {ranks} devices is no schedule for {len(asked.devices)}.")
-    return schedules
+            raise InputError(
+                f"The schedule is for {counted(ranks, 'device')}, but the engine has {len(asked.devices)}."
+            )
+    pairs = zip(asked.models, schedules, strict=True)
+    return [_directory(model, directories, schedule) for model, schedule in pairs]
 
 
 def _directory(model: LaunchedModel, directories: Mapping[str, Path], schedule: Schedule) -> Path:

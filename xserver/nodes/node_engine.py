@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+from xcore import document
 from xcore.console import output
 from xcore.errors import InputError
 from xcore.requests.starting import say_starting
 from xcore.spec import Spec
-from xcore.specs.cluster_plan import Plan
-from xcore.specs.schedule import Schedule
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.unit_options import EngineUnitOptions
 from xserver.nodes.launch_protocol import EndEngine, LaunchedModel, StartEngine
@@ -55,8 +54,8 @@ class NodeEngine:
                 at.devices,
                 at.in_use,
                 self._options.arguments,
-                schedule if isinstance(schedule, Schedule) else None,
-                plan if isinstance(plan, Plan) else None,
+                document.to_dict(schedule) if schedule else None,
+                document.to_dict(plan) if plan else None,
                 at.unit,
             )
         )
