@@ -28,7 +28,7 @@ def node_addresses(texts: list[str] | None) -> tuple[NodesInUse, tuple[NodeAddre
         InputError: A text is neither NODE=HOST:PORT nor NODE=local, or a node or this machine is named twice.
     """
     if not texts:
-        return NodesInUse(), ()
+        return NodesInUse(named=False), ()
     local, addresses = None, dict[int, NodeAddress]()
     for text in texts:
         name, _, where = text.partition("=")

@@ -26,6 +26,8 @@ class NodesInUse:
     """The node that is this machine; None: none is."""
     launched: tuple[int, ...] = ()
     """The nodes with a launcher."""
+    named: bool = True
+    """Whether the user has named them, as a plan for several nodes needs."""
 
 
 def has_stages(path: Path) -> bool:
@@ -76,7 +78,7 @@ def _check_nodes(plan: Plan, nodes: NodesInUse, what: str) -> None:
     Raises:
         InputError: An engine needs several nodes, or a node that isn't known.
     """
-    unnamed = plan.cluster.nodes > 1 and nodes == NodesInUse()
+    unnamed = plan.cluster.nodes > 1 and not nodes.named
     for unit in plan.units:
         models, (first, *others) = ", ".join(model.name for model in unit), plan.nodes_of(unit[0])
         if others:

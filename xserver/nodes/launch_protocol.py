@@ -188,9 +188,10 @@ async def receive(reader: asyncio.StreamReader, kinds: Iterable[type[Spec]]) -> 
         raise InputError("A message is not in UTF-8.") from None
     content = document.parse_json(text, "A message")
     by_name = {kind.__name__: kind for kind in kinds}
-    if not isinstance(content, list) or len(content) != 2 or content[0] not in by_name:
+    name, values = content if isinstance(content, list) and len(content) == 2 else ("", None)
+    if not isinstance(name, str) or name not in by_name:
         raise InputError(f"A message is none of {', '.join(by_name)}.")
-    return document.from_dict(by_name[content[0]], content[1], f"A message {content[0]}")
+    return document.from_dict(by_name[name], values, f"A message {name}")
 
 
 async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:

@@ -191,8 +191,11 @@ class LaunchedEngine:
         finally:
             for server in self._servers:
                 server.close()
-        if self._relays:  # its last messages
-            await asyncio.wait(self._relays, timeout=_FLUSH_S)
+        relays = list(self._relays)
+        if relays and not self._ends.is_set():  # its last messages
+            await asyncio.wait(relays, timeout=_FLUSH_S)
+        for relay in relays:
+            relay.cancel()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._send(EngineEnded(self._asked.engine, code, reason))
 

@@ -73,8 +73,8 @@ class Launcher:
         self._options, self._folder = options, folder
         self._numbers = count()
         self._unproven = 0
-        self._served: str | None = None
-        """The address of the present server."""
+        self._session: _ServerSession | None = None
+        """The present server."""
         self._waiting: dict[int, _Waiting] = {}
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -97,6 +97,8 @@ class Launcher:
             task.cancel()
         if self._connections:
             await asyncio.wait(self._connections)
+        if self._session:  # its task was cancelled while it ended the engines
+            await self._session.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end."""
@@ -143,14 +145,14 @@ class Launcher:
         reason = ""
         if hello.version != __version__:
             reason = f"it has exegpt {__version__}, but the server {hello.version}: install the same version on both"
-        elif self._served:
-            reason = f"it works for a server at {self._served} until that one has ended"
+        elif self._session:
+            reason = f"it works for a server at {self._session.peer} until that one has ended"
         if reason:
             writer.write(encoded(Denied(reason, __version__)))
             await writer.drain()
             return
-        self._served = peer
-        session = _ServerSession(self._options.directories, self._folder, writer, self._engine_connected)
+        session = _ServerSession(peer, self._options.directories, self._folder, writer, self._engine_connected)
+        self._session = session
         writer.write(encoded(Welcome()))
         output.note(f"a server at {peer} has connected", event="node_connected")
         try:
@@ -160,7 +162,7 @@ class Launcher:
         finally:
             writer.close()
             await session.close()
-            self._served = None
+            self._session = None
             output.note(f"the server at {peer} has gone: its engines have ended", event="node_lost")
 
     def _engine_connected(
@@ -178,17 +180,19 @@ class Launcher:
         return asyncio.ensure_future(self._relay(number))
 
     async def _relay(self, number: int) -> None:
+        """Pass on a connection of an engine, when a server has attached to it, until it ends."""
         waiting = self._waiting[number]
+        writers = [waiting.writer]
         try:
             reader, writer = await asyncio.wait_for(waiting.attached, _ATTACH_S)
+            writers.append(writer)
+            await asyncio.gather(_pump(waiting.reader, writer), _pump(reader, waiting.writer))
         except (asyncio.TimeoutError, TimeoutError):
-            return
-        finally:
+            pass
+        finally:  # also after cancellation
             self._waiting.pop(number, None)
-            if waiting.attached.cancelled():
-                waiting.writer.close()
-        ways = [_pump(waiting.reader, writer), _pump(reader, waiting.writer)]
-        await asyncio.wait(map(asyncio.ensure_future, ways))
+            for each in writers:
+                each.close()
 
     async def _attach(self, attach: Attach, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on a connection of an engine until it ends."""
@@ -216,11 +220,14 @@ class _ServerSession:
 
     def __init__(
         self,
+        peer: str,
         directories: Mapping[str, Path],
         folder: Path,
         writer: asyncio.StreamWriter,
         connected: _Connected,
     ):
+        self.peer = peer
+        """The server's address."""
         self._directories, self._folder, self._writer, self._connected = directories, folder, writer, connected
         self._engines: dict[int, tuple[LaunchedEngine, asyncio.Task[None]]] = {}
         self._last = -1

@@ -1,0 +1,365 @@
+"""A launcher and a server's link to it in one process; its engines are stand-ins that echo what they get."""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.xserver.nodes.test_launched_engine import alone, folder  # noqa: F401
+from xcore.errors import InputError
+from xcore.requests.starting import say_starting
+from xserver.nodes import launched_engine, launcher, node_link
+from xserver.nodes.launch_protocol import (
+    MAX_MESSAGE,
+    Denied,
+    EndEngine,
+    Hello,
+    Ping,
+    StartEngine,
+    encoded,
+    introduce,
+    receive,
+)
+from xserver.nodes.launcher import Launcher, LauncherOptions
+from xserver.nodes.node_link import NodeAddress, NodeLink
+
+TOKEN = "0123456789abcdef"
+
+
+class Process:
+    """An engine that connects to its socket, and echoes all it gets until its frontend has closed; then it ends."""
+
+    running: list["Process"] = []  # noqa: RUF012
+
+    def __init__(self, arguments, ranks, environment, documents):
+        self.arguments, self.code = arguments, asyncio.get_running_loop().create_future()
+
+    async def start(self, documents):
+        path = Path(self.arguments[self.arguments.index("--socket") + 1])
+        say_starting(path, "loading")
+        reader, self.writer = await asyncio.open_unix_connection(path)
+        self.running.append(self)
+        self.echoing = asyncio.ensure_future(self._echo(reader))
+
+    async def _echo(self, reader):
+        while data := await reader.read(2**16):
+            self.writer.write(data)
+        self.writer.close()
+        self.end(0)
+
+    def end(self, code):
+        if not self.code.done():
+            self.code.set_result(code)
+
+    async def wait(self):
+        return await self.code
+
+    async def stop(self, limit_s):
+        self.writer.close()
+        self.end(-15)
+
+
+class Engine:
+    """What a server's engine hears of its launcher."""
+
+    def __init__(self):
+        self.heard, self.connections = [], asyncio.Queue()
+
+    def connected(self, place, connection):
+        self.connections.put_nowait((place, connection))
+
+    def starts(self, place, text):
+        self.heard.append((place, text))
+
+    def ended(self, code, reason):
+        self.heard.append((code, reason))
+
+    def gone(self):
+        self.heard.append("gone")
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    monkeypatch.setattr(launched_engine, "EngineProcess", Process)
+    monkeypatch.setattr(Process, "running", [])
+    monkeypatch.setattr(node_link, "_AGAIN_S", 0.05)
+
+
+async def until(condition, seconds=10.0):
+    end_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def launching(work, port=0):
+    """A launcher's port; at the end all its engines have ended and its folder is empty."""
+    server, end = asyncio.start_server, asyncio.Event()
+    bound = []
+
+    async def start(*arguments, **options):
+        bound.append(await server(*arguments, **options))
+        return bound[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher.asyncio, "start_server", start)
+        running = asyncio.ensure_future(Launcher(LauncherOptions("127.0.0.1", port, TOKEN, {}), work).run(end))
+        await until(lambda: bound or running.done())
+    try:
+        yield bound[0].sockets[0].getsockname()[1]
+    finally:
+        end.set()
+        await running
+        assert all(process.code.done() for process in Process.running)
+        assert not list(work.iterdir())
+
+
+@contextlib.asynccontextmanager
+async def linked(port, token=TOKEN):
+    link = NodeLink(NodeAddress(1, "127.0.0.1", port), token)
+    running = asyncio.ensure_future(link.run())
+    try:
+        await asyncio.wait_for(link.reachable(), 10.0)
+        yield link
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def begun(link, alone):  # noqa: F811
+    engine = Engine()
+    link.send(replace(alone, engine=link.add(engine)))
+    place, connection = await asyncio.wait_for(engine.connections.get(), 10.0)
+    assert place == alone.models[0].place
+    return engine, connection
+
+
+def test_an_engines_bytes_pass_in_both_directions(alone, tmp_path):  # noqa: F811
+    """As many as no buffer holds, and the last ones after the engine has ended."""
+    data = bytes(range(256)) * 2**13
+
+    async def run():
+        async with launching(tmp_path) as port, linked(port) as link:
+            engine, connection = await begun(link, alone)
+            reader, writer = await link.attach(connection)
+            writer.write(data)
+            assert await reader.readexactly(len(data)) == data
+            writer.write(b"last")
+            assert await reader.readexactly(4) == b"last"
+            writer.close()
+            await until(lambda: (0, "") in engine.heard)
+            assert (alone.models[0].place, "loading") in engine.heard
+            with pytest.raises((InputError, OSError, EOFError)):  # a connection serves once
+                again, _ = await link.attach(connection)
+                await again.readexactly(1)
+
+    asyncio.run(run())
+
+
+def test_an_engine_ends_where_the_server_says_so_and_where_the_server_is_lost(alone, tmp_path):  # noqa: F811
+    async def run():
+        async with launching(tmp_path) as port:
+            async with linked(port) as link:
+                engine, _ = await begun(link, alone)
+                other, _ = await begun(link, alone)
+                link.send(EndEngine(0))
+                await until(lambda: (-15, "") in engine.heard)
+                assert (-15, "") not in other.heard and len(Process.running) == 2
+            await until(lambda: Process.running[1].code.done())
+            async with linked(port) as link:  # the launcher serves the next one
+                await begun(link, alone)
+
+    asyncio.run(run())
+
+
+def test_engines_of_a_lost_launcher_are_gone_and_the_link_comes_back(alone, tmp_path):  # noqa: F811
+    async def run():
+        async with launching(tmp_path) as port:
+            pass
+        async with launching(tmp_path, port):
+            link = NodeLink(NodeAddress(1, "127.0.0.1", port), TOKEN)
+            running = asyncio.ensure_future(link.run())
+            await asyncio.wait_for(link.reachable(), 10.0)
+            engine, _ = await begun(link, alone)
+        await until(lambda: "gone" in engine.heard)
+        assert not link.up
+        await until(lambda: "refused" in link.why)
+        async with launching(tmp_path, port):
+            await asyncio.wait_for(link.reachable(), 10.0)
+            await begun(link, alone)
+        running.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_refused_engine_does_not_end_the_others(alone, tmp_path):  # noqa: F811
+    async def run():
+        async with launching(tmp_path) as port, linked(port) as link:
+            await begun(link, alone)
+            refused = Engine()
+            link.send(replace(alone, engine=link.add(refused), flags=("--plugin", "x")))
+            await until(lambda: refused.heard)
+            (heard,) = refused.heard
+            assert heard == (2, "A launcher starts no engine with the argument '--plugin'.")
+            await begun(link, alone)
+            assert link.up and not any(process.code.done() for process in Process.running)
+
+    asyncio.run(run())
+
+
+def test_a_wrong_token_ends_the_server_that_has_it(tmp_path, capsys):
+    async def run():
+        async with launching(tmp_path) as port:
+            with pytest.raises(InputError, match=r"launcher of node 1 \(127.0.0.1:\d+\) does not have this server's"):
+                await NodeLink(NodeAddress(1, "127.0.0.1", port), "another token of 24").run()
+            async with linked(port):
+                pass
+
+    asyncio.run(run())
+    assert "127.0.0.1 does not have this launcher's token, and is refused" in capsys.readouterr().err
+
+
+async def greeted(port, version=None):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await introduce(reader, writer, TOKEN)
+    writer.write(encoded(Hello(version or launcher.__version__)))
+    return reader, writer
+
+
+def test_another_version_and_a_second_server_are_refused(tmp_path):
+    async def run():
+        async with launching(tmp_path) as port:
+            reader, writer = await greeted(port, "0.0.1")
+            denied = await receive(reader, [Denied])
+            assert "but the server 0.0.1: install the same version on both" in denied.reason
+            writer.close()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(node_link, "__version__", "0.0.1")
+                with pytest.raises(InputError, match=r"starts no engines: it has exegpt .*, but the server 0\.0\.1"):
+                    await NodeLink(NodeAddress(1, "127.0.0.1", port), TOKEN).run()
+            async with linked(port):
+                second = NodeLink(NodeAddress(1, "127.0.0.1", port), TOKEN)
+                running = asyncio.ensure_future(second.run())
+                await until(lambda: "works for a server at 127.0.0.1" in second.why)
+                assert not second.up
+            await asyncio.wait_for(second.reachable(), 10.0)  # the first has ended
+            running.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 100,
+        (MAX_MESSAGE + 1).to_bytes(8, "little"),
+        b"\x05" + bytes(7) + b"{...}",
+        encoded(Hello("again")),
+        encoded(StartEngine(-1, (), (), 0, (), None, None, 0)),
+    ],
+    ids=["garbage", "long", "torn", "hello", "a number again"],
+)
+def test_what_is_no_message_ends_the_connection_and_its_engines(alone, tmp_path, data):  # noqa: F811
+    async def run():
+        async with launching(tmp_path) as port:
+            reader, writer = await greeted(port)
+            writer.write(encoded(alone))
+            await until(lambda: Process.running)
+            writer.write(data)
+            await until(lambda: Process.running[0].code.done())
+            while await asyncio.wait_for(reader.read(2**16), 10.0):
+                pass
+            async with linked(port):
+                pass
+
+    asyncio.run(run())
+
+
+def test_strangers_take_no_place_of_a_server(tmp_path, monkeypatch):
+    """Each has some seconds to prove itself, and only so many may try at once."""
+    monkeypatch.setattr(launcher, "PROOF_S", 0.5)
+
+    async def run():
+        async with launching(tmp_path) as port:
+            connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(launcher._MOST_UNPROVEN)]
+            for reader, _ in connections:
+                await reader.readexactly(32)
+            reader, _ = await asyncio.open_connection("127.0.0.1", port)
+            assert await reader.read() == b"", "one too many"
+            for reader, _ in connections:
+                assert await asyncio.wait_for(reader.read(), 10.0) == b""
+            async with linked(port):
+                pass
+
+    asyncio.run(run())
+
+
+def test_a_silent_server_counts_as_lost(alone, tmp_path, monkeypatch):  # noqa: F811
+    """Its machine may be off. Pings keep the others."""
+    monkeypatch.setattr(launcher, "SILENT_S", 0.5)
+    monkeypatch.setattr(node_link, "PING_S", 0.1)
+
+    async def run():
+        async with launching(tmp_path) as port:
+            _, writer = await greeted(port)
+            writer.write(encoded(alone))
+            await until(lambda: Process.running and Process.running[0].code.done())
+            async with linked(port) as link:
+                engine, _ = await begun(link, alone)
+                await asyncio.sleep(1.0)
+                assert link.up and (-15, "") not in engine.heard
+
+    asyncio.run(run())
+
+
+def test_a_launcher_has_room_for_so_many_engines(alone, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(launcher, "MOST_ENGINES", 2)
+
+    async def run():
+        async with launching(tmp_path) as port, linked(port) as link:
+            for _ in range(2):
+                await begun(link, alone)
+            link.send(replace(alone, engine=link.add(Engine())))
+            await until(lambda: not link.up)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 1e6])
+def test_the_clocks_of_both_machines_are_compared(tmp_path, monkeypatch, ahead_s):
+    """To within half of a ping's way there and back: the launcher read its clock at some time of it."""
+    monkeypatch.setattr(launcher, "monotonic", lambda: time.monotonic() + ahead_s)
+
+    async def run():
+        async with launching(tmp_path) as port, linked(port) as link:
+            shortest_s = min(link._clocks)[0]
+            assert abs(link.ahead_s() - ahead_s) <= shortest_s / 2 + 1e-6
+            assert shortest_s < 1.0
+
+    asyncio.run(run())
+
+
+def test_the_shortest_way_of_a_ping_counts():
+    """Of the latest ones: clocks of two machines drift apart."""
+    link = NodeLink(NodeAddress(1, "127.0.0.1", 1), TOKEN)
+    link._clocks.extend([(0.5, 10.0), (0.1, 10.2), (0.3, 9.9)])
+    assert link.ahead_s() == 10.2
+    link._clocks.extend([(0.4, 11.0 + number) for number in range(8)])
+    assert link.ahead_s() == 11.0
+
+
+def test_a_ping_is_answered_beside_a_starting_engine(alone, tmp_path):  # noqa: F811
+    async def run():
+        async with launching(tmp_path) as port:
+            reader, writer = await greeted(port)
+            writer.write(encoded(alone) + encoded(Ping(5)))
+            names = []
+            while "Pong" not in names:
+                names.append(type(await receive(reader, (*launcher.FROM_SERVER, *node_link.FROM_LAUNCHER))).__name__)
+            writer.close()
+
+    asyncio.run(run())
