@@ -25,9 +25,10 @@ from xprofiler.collectives import host_copy, link, link_grids, measure_links, pa
 from xprofiler.engine_overhead import measure_overhead
 from xprofiler.iteration import Iteration, Part
 from xprofiler.links import Links, Reduce, make_links
+from xprofiler.merged_cache import merged_ratio
 from xprofiler.model_switch import switch_seconds
 from xprofiler.passes import cross_projection_pass, decoding_attention, embedding_pass, head_pass, in_a_row, layer_calls
-from xprofiler.points import FULL, Points, grids
+from xprofiler.points import FULL, MERGED, TIMES_LARGER, Points, grids
 from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing, timed
 from xrunner.comm.ranks import Ranks
@@ -107,7 +108,7 @@ def measure_job(
     if points == FULL and device.type != "cpu" and attention == "triton" and not spec.encoder_layers:
         points = points.padded_to(SIZES)
     planned = [grid for tp in degrees for grid in grids(points, spec, tp).values()] + list(link_grids(ranks))
-    planned = [grid for grid in planned if grid.table != "switch" or device == CPU]
+    planned = [grid for grid in planned if grid.table not in ("switch", MERGED.table) or device == CPU]
     total = points.passes * sum(map(len, planned))
     done = itertools.count(1)
     recorder = Recorder(partial, (lambda table: progress(table, next(done), total)) if progress else None, ranks)
@@ -194,6 +195,7 @@ def _measure(
     model = load(1)
     unsharded, overhead = _whole(model, recorder, points)
     switch = _switch(model, recorder, points) if model.device == CPU else None
+    merged_blocks = _merged_blocks(model, recorder, points) if model.device == CPU else None
     tables = [unsharded]
     intra = local_cluster().intra if ranks.size == 1 else link(send)
     for tp, reduce in reduces.items():
@@ -213,6 +215,7 @@ def _measure(
         send_between_nodes=send_between_nodes,
         provenance=facts | host_copy(recorder, ranks),
         switch=switch,
+        merged_blocks=merged_blocks,
     )
     return MeasuredCluster(profile, intra, intra if ranks.size == 1 else link(send_between_nodes))
 
@@ -247,6 +250,15 @@ def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
     assert measured.spread, "measured tables have spreads"
     zero, values, spread = (0.0, *measured.points[0]), (0.0, *measured.values), (0.0, *measured.spread)
     return replace(measured, points=(zero,), values=values, spread=spread)
+
+
+def _merged_blocks(model: Model, recorder: Recorder, points: Points) -> float | None:
+    """Return the factor by which an iteration takes longer over merged blocks; None in an encoder-decoder."""
+    if isinstance(model, EncoderDecoder):
+        return None
+    for turn in range(points.passes):
+        recorder.record(MERGED.table, (TIMES_LARGER,), turn, functools.partial(merged_ratio, model))
+    return max(1.0, recorder.compiled(MERGED).values[0])
 
 
 def _shard(

@@ -6,6 +6,10 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler.recorder import Grid
 
+TIMES_LARGER = 2
+"""A measured merged block's size over that of the model's own block: the other model's blocks are twice as large."""
+MERGED = Grid("merged_blocks", ("times_larger",), ((TIMES_LARGER,),))
+
 
 @dataclass(frozen=True)
 class Points:
@@ -81,6 +85,7 @@ def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
         Grid("head", ("rows",), (tuple(n for n in points.tokens if n <= 516),)),
         Grid("overhead", ("batch",), (points.engine_batches,)),
         Grid("switch", ("bytes",), (points.other_bytes,)),
+        *(() if model.encoder_layers else (MERGED,)),
     )
     remaining = uncut if tp == 1 else (Grid("all_reduce", ("tokens",), (points.tokens,)),)
     encoders = of_encoders if model.encoder_layers else ()

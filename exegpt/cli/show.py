@@ -218,6 +218,7 @@ def _profile(file: Path) -> "Shown":
         "dtype": profile.dtype,
         "device": profile.device,
         "degrees": [degree.tp for degree in profile.degrees],
+        **({"merged_blocks": f"{profile.merged_blocks:.3f} times"} if profile.merged_blocks else {}),
         **{name: _grid(table) for name, table in tables.items() if table},
         "missing": _missing(tables) or ["nothing"],
     }

@@ -45,6 +45,7 @@ def test_a_profile_has_every_table_positive_and_is_found_again(directory):
         assert len(table.spread) == len(table.values)
     assert layer.decode_attention.covers(4, 48)  # the whole context
     assert profile.switch and profile.switch.values[0] == 0.0 and profile.switch.covers(2**20)
+    assert profile.merged_blocks and 1 <= profile.merged_blocks < 100
     assert FULL.other_bytes[-1] == FEW.other_bytes[-1] == 2**28  # where the points aren't few
     assert points[-1][1] == points[-1][2] == len(points)
     spec = ModelSpec.from_directory(directory)

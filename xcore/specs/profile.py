@@ -233,6 +233,8 @@ class Profile(Spec):
 
     They are part of times to first token and of latencies since arrival, but no device is busy with them.
     """
+    merged_blocks: float | None = None
+    """Factor by which iterations take longer where models share a memory's KV blocks; None: not measured."""
     draft: tuple[DegreeTables, ...] | None = None
     """Times of a separate draft model (`Speculation.draft`), by its tensor-parallel degree; not part of files."""
 
@@ -267,6 +269,10 @@ class Profile(Spec):
                 f"This profile has {self.in_flight} iterations in flight and {self.front_end_s} s of front-end "
                 "time: it must have 1 or 2 iterations and 0 to 60 s."
             )
+        if self.merged_blocks is not None and not 1 <= self.merged_blocks <= 100:
+            raise InputError(
+                f"This profile has a factor of {self.merged_blocks} for merged blocks: it must be from 1 to 100."
+            )
         if self.dtype not in BYTES:
             raise InputError(f"This profile has the unknown dtype '{self.dtype}': use one of {', '.join(BYTES)}.")
 
@@ -277,7 +283,7 @@ class Profile(Spec):
 
         content = to_dict(self)
         content.pop("layers", None)  # it follows from the model
-        for name, default in (("in_flight", 1), ("front_end_s", 0.0)):
+        for name, default in (("in_flight", 1), ("front_end_s", 0.0), ("merged_blocks", None)):
             if content[name] == default:  # profiles from before these fields keep their fingerprints
                 del content[name]
         return fingerprint(content)

@@ -96,9 +96,10 @@ class ProfileCost:
 
 
 ALIKE, UNLIKE = 1.04, 1.08
-"""Factors by which iterations take longer where models share merged KV blocks (SeaLLM, Figure 15).
+"""Default factors by which iterations take longer where models share merged KV blocks on GPUs (SeaLLM, Figure 15).
 
-Below 4 % for three of six LLMs, below 8 % for all. The larger one holds where their blocks differ.
+Below 4 % for three of six LLMs, below 8 % for all. The larger one holds where their blocks differ. On CPUs,
+`exegpt profile` measures the factor (`Profile.merged_blocks`) and the switch of model.
 """
 
 

@@ -49,10 +49,12 @@ def rule_of(share: Share) -> Sharing:
 def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -> float:
     """Return the factor by which iterations take longer because the models' caches share one memory.
 
-    This is the published factor, unless the time of switching models was measured on this machine.
+    This is the published factor, unless the machine was measured: then it is the largest measured factor of the models,
+    and the time of a switch is added at every switch.
     """
-    if all(isinstance(p := profiles[model.name], Profile) and p.switch for model in unit):
-        return 1.0
+    measured = [p for model in unit if isinstance(p := profiles[model.name], Profile) and p.switch]
+    if len(measured) == len(unit):
+        return max(profile.merged_blocks or 1.0 for profile in measured) if unit[0].share else 1.0
     merged = unit[0].share is not None and unit[0].share.pool == "merged"
     schedules = [model.schedule for model in unit] if merged else []
     return sharing_overhead([block_of(s.model.spec, s.block_size, s.kv_dtype)[0] for s in schedules])
