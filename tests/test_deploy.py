@@ -25,6 +25,7 @@ SERVING = [
     )
 ]
 DEPLOYMENT, COMPOSE = SERVING[4:]
+LAUNCHER = DEPLOY / "exegpt-launch.service"
 DASHBOARD = DEPLOY / "grafana-dashboard.json"
 SERVICE_MONITOR = {
     "type": "object",
@@ -72,7 +73,7 @@ SERVICE_MONITOR = {
 
 
 def test_every_file_is_checked():
-    assert {path for path in DEPLOY.iterdir() if path.is_file()} == {*PROFILING, *SERVING, DASHBOARD}
+    assert {path for path in DEPLOY.iterdir() if path.is_file()} == {*PROFILING, *SERVING, LAUNCHER, DASHBOARD}
 
 
 def commands(text):
@@ -150,6 +151,14 @@ def test_exegpt_takes_the_servers_commands(path):
     assert typed["latency_bound"] in ("10s", "$bound")
     if path.name in ("slurm-serve.sh", "kubernetes-serve.yaml"):
         subprocess.run(["bash", "-n"], input=script(path), text=True, check=True)
+
+
+def test_exegpt_takes_the_launchers_command():
+    from exegpt.cli.app import app
+
+    name, *arguments = served(LAUNCHER)
+    typed = get_command(app).commands[name].make_context(name, arguments).params
+    assert name == "launch" and typed["listen"] == "10.0.0.2:8100" and typed["token_file"] and typed["model"]
 
 
 def test_a_drain_ends_before_its_server_is_killed():
@@ -240,12 +249,13 @@ def test_compose_takes_its_file():
     assert checked.returncode == 0, checked.stderr
 
 
-def test_systemd_takes_the_unit(tmp_path):
-    text = (DEPLOY / "exegpt-serve.service").read_text()
-    assert "RestartPreventExitStatus=2 3" in text  # a bad input and no schedule stay what they are
+@pytest.mark.parametrize(("name", "status"), [("exegpt-serve", "2 3"), ("exegpt-launch", "2")])
+def test_systemd_takes_the_unit(tmp_path, name, status):
+    text = (DEPLOY / f"{name}.service").read_text()
+    assert f"RestartPreventExitStatus={status}\n" in text  # a bad input and no schedule stay what they are
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    unit = tmp_path / "exegpt-serve.service"
+    unit = tmp_path / f"{name}.service"
     unit.write_text(text.replace("/opt/exegpt/.venv/bin/exegpt", "/bin/true"))  # it looks for the program
     checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
-    assert checked.returncode == 0 and "exegpt-serve" not in checked.stderr, checked.stderr
+    assert checked.returncode == 0 and name not in checked.stderr, checked.stderr

@@ -14,6 +14,7 @@ a file. Nothing is encrypted.
 
 import asyncio
 import json
+import os
 import secrets
 import socket
 from collections.abc import Iterable
@@ -224,6 +225,13 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
         raise Stranger from None
     if not proves(answer, token, _LAUNCHER, mine, theirs):
         raise Stranger
+
+
+def why_text(error: OSError) -> str:
+    """Return the system's own words for an error, without asyncio's about the address."""
+    if error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno).lower()
+    return (error.strerror or str(error)).lower()
 
 
 def prepare(writer: asyncio.StreamWriter) -> None:

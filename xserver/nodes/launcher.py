@@ -32,6 +32,7 @@ from xserver.nodes.launch_protocol import (
     encoded,
     prepare,
     receive,
+    why_text,
 )
 from xserver.nodes.launched_engine import LaunchedEngine
 
@@ -88,8 +89,7 @@ class Launcher:
         try:
             server = await asyncio.start_server(self._serve, self._options.host, self._options.port, limit=_CHUNK)
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise InputError(f"{where} can't be opened ({why}): pass another --listen HOST:PORT.") from None
+            raise InputError(f"{where} can't be opened ({why_text(error)}): pass another --listen HOST:PORT.") from None
         output.note(f"the launcher listens on {where}", event="ready")
         await ended.wait()
         server.close()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from xserver.nodes.launch_protocol import (
     introduce,
     prepare,
     receive,
+    why_text,
 )
 
 _AGAIN_S = 1.0
@@ -152,7 +152,7 @@ class NodeLink:
         answer = await self._receive(reader)
         if isinstance(answer, Denied):
             text = f"The launcher of {self.address} starts no engines: {answer.reason}."
-            raise InputError(text) if answer.version != __version__ else ConnectionRefusedError(0, answer.reason)
+            raise InputError(text) if answer.version != __version__ else ConnectionRefusedError(answer.reason)
         if not isinstance(answer, Welcome):
             raise InputError(f"The launcher of {self.address} does not greet.")
         self._clocks.clear()
@@ -242,9 +242,7 @@ def _reason(error: Exception) -> str:
         return "its launcher has closed the connection"
     if isinstance(error, asyncio.TimeoutError | TimeoutError):
         return "its launcher does not answer"
-    if isinstance(error, OSError):
-        return os.strerror(error.errno).lower() if error.errno else str(error.strerror or error)
-    return str(error).rstrip(".")
+    return why_text(error) if isinstance(error, OSError) else str(error).rstrip(".")
 
 
 def _is_up(link: NodeLink) -> float:

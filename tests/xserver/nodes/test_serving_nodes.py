@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -147,6 +148,20 @@ def want(plan, tmp_path_factory):
     document.write(folder / "plan.json", replace(plan, cluster=cluster, models=plan.models[1:]))
     with started(["--plan", str(folder / "plan.json"), "--pinned"], folder, engines=2) as server:
         return {name: [tokens(ask(server, name, prompt)[1]) for prompt in prompts(6)] for name in NAMES}
+
+
+def test_a_wrong_token_ends_the_server_with_a_sentence(plan, nodes, tmp_path):
+    document.write(tmp_path / "plan.json", plan)
+    (tmp_path / "token").write_text("fedcba9876543210\n")
+    at = [f"--node={number}=127.0.0.1:{node.port}" for number, node in enumerate(nodes)]
+    options = ["--plan", str(tmp_path / "plan.json"), "--node-token-file", str(tmp_path / "token"), *at]
+    command = [sys.executable, "-m", "exegpt", "serve", "--port", str(free_port()), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
+    address = rf"node [01] \(127.0.0.1:({nodes[0].port}|{nodes[1].port})\)"
+    said = rf"exegpt: The launcher of {address} does not have this server's token: give both the same token file\."
+    assert re.fullmatch(said, done.stderr.strip().splitlines()[-1])
+    in_time(lambda: "does not have this launcher's token" in (nodes[0].folder / "log").read_text())
 
 
 def test_models_of_two_nodes_give_their_own_tokens(served, nodes, want):
