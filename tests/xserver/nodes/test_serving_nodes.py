@@ -84,7 +84,7 @@ def plan(directories):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def nodes(directories, tmp_path_factory):  # noqa: F811
-    """Node 0 has `tiny` where the server has it, node 1 all models in a directory of its own."""
+    """Node 0 has `tiny` where the server has it, and the others, as node 1 has all, in a directory of its own."""
     folder = tmp_path_factory.mktemp("nodes")
     token = folder / "token"
     token.write_text("0123456789abcdef\n")
@@ -93,7 +93,7 @@ def nodes(directories, tmp_path_factory):  # noqa: F811
     for name in NAMES:
         shutil.copytree(directories[name], folder / "models" / name)
         options += ["--model", f"{name}=../models/{name}"]
-    launched = [Node(folder / "node0", token), Node(folder / "node1", token, *options, clock=SHIFTED)]
+    launched = [Node(folder / "node0", token, *options[2:]), Node(folder / "node1", token, *options, clock=SHIFTED)]
     yield launched
     for node in launched:
         with contextlib.suppress(ProcessLookupError):
@@ -106,6 +106,7 @@ def served(plan, nodes, directories, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("frontend")
     document.write(folder / "plan.json", plan)
     options = ["--plan", str(folder / "plan.json"), "--pinned", "--node-token-file", str(folder / "token")]
+    options += ["--admin-token-file", str(folder / "token")]
     for name in NAMES[1:]:
         shutil.copytree(directories[name], folder / name, ignore=shutil.ignore_patterns("*.safetensors"))
         options += ["--model", f"{name}={folder / name}"]
@@ -243,6 +244,34 @@ def test_requests_of_a_lost_node_continue_on_a_replica_or_wait(served, nodes, wa
     in_time(lambda: all_ready(served))
     assert metric(served, 'exegpt_engine_restarts_total{model_name="wide"') == lost + 1
     assert metric(served, 'exegpt_node_up{model_name="",node="1"}') == 1
+
+
+def follow(server, plan):
+    return server.post("/plan", document.to_dict(plan), X_Admin_Token="0123456789abcdef")
+
+
+def test_models_move_to_another_node_with_their_requests(served, nodes, plan, want):
+    """From node 1 to node 0, where their clock is another one."""
+    models = [replace(model, devices=(1,)) if model.share else model for model in plan.models]
+    with ThreadPoolExecutor(12) as pool:
+        asked = [(name, i, pool.submit(ask, served, name, prompts(6)[i])) for name in NAMES[1:] for i in range(6)]
+        until_accepted(served, [answer for *_, answer in asked], NAMES[1:])
+        assert follow(served, replace(plan, models=tuple(models)))[0] == 202
+        for name, i, answer in asked:
+            code, given = answer.result()
+            assert (code, tokens(given)) == (200, want[name][i])
+    in_time(lambda: all_ready(served))
+    assert [len(node.engines) for node in nodes] == [2, 1]
+    assert [status(served, name)["node"]["number"] for name in NAMES] == [0, 0, 0]
+    elsewhere = replace(plan.cluster, nodes=3)
+    away = [replace(model, devices=(5,)) if model.share else model for model in plan.models]
+    code, _, body = follow(served, replace(plan, cluster=elsewhere, models=tuple(away)))
+    assert code == 400 and "--node does not name node 2" in json.loads(body)["error"]["message"]
+    series = 'exegpt_queue_wait_seconds_sum{model_name="wide"'
+    before_s = metric(served, series)
+    assert ask(served, "wide", [1, 2, 3], max_tokens=3)[0] == 200
+    in_time(lambda: status(served, "wide")["active_requests"] == 0)
+    assert 0 <= metric(served, series) - before_s < 60
 
 
 def test_engines_of_all_nodes_end_with_the_server(served, nodes):
