@@ -100,6 +100,17 @@ def test_rates_that_no_plan_sustains_still_get_the_one_that_is_nearest(plan, set
     assert found.plan and found.plan.headroom < 1 and budgets(found.plan)["code"] == 3
 
 
+def test_a_plan_of_several_nodes_keeps_each_model_on_one(setting):
+    """A server runs no engine on two: here `chat` would have both other nodes, and does so elsewhere."""
+    cluster = parse_cluster("3x1xA40", 0.92)
+    demands = demands_at(replace(setting, cluster=cluster), RATES)
+    spans = make_plan(demands, cluster, "spatial")
+    assert budgets(spans) == {"chat": 2, "code": 1} and spans.nodes_of(spans.models[0]) == (0, 1)
+    plan = make_plan(tuple(replace(demand, one_node=True) for demand in demands), cluster, "spatial")
+    assert budgets(plan) == {"chat": 1, "code": 1}
+    assert replan(asked(plan, setting, {"chat": 12.0, "code": 1.0})).plan is None
+
+
 def test_a_search_that_fails_says_why(plan, setting, monkeypatch):
     nowhere = replace(plan, cluster=replace(CLUSTER, device=replace(CLUSTER.device, memory_bytes=1e9)))
     found = asyncio.run(in_a_process(asked(nowhere, setting, {"chat": 3.0, "code": 9.0})))

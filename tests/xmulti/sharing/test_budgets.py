@@ -93,18 +93,20 @@ def scaling_frontier(random, nodes, each):
     return budgets
 
 
+@pytest.mark.parametrize("one_node", [False, True])
 @pytest.mark.parametrize("seed", range(200))
-def test_frontiers_searched_where_they_decide_give_the_best_budgets(seed):
+def test_frontiers_searched_where_they_decide_give_the_best_budgets(seed, one_node):
     drawn = random.Random(seed)
     nodes, each = drawn.choice([(1, 4), (1, 8), (2, 4), (8, 8)])
-    frontiers = [scaling_frontier(drawn, nodes, each) for _ in range(drawn.randint(1, 6))]
+    sizes = counts(1, each) if one_node else None
+    frontiers = [scaling_frontier(drawn, 1 if one_node else nodes, each) for _ in range(drawn.randint(1, 6))]
     asked = []
 
     def search(wanted):
         asked.extend(wanted)
         return [next(budget for budget in frontiers[i] if budget.devices == devices) for i, devices in wanted]
 
-    unsearched = Unsearched(len(frontiers), search, nodes, each)
+    unsearched = Unsearched(len(frontiers), search, nodes, each, sizes)
     found = unsearched.best(lambda done, of: None)
     want = best_budgets([rising(frontier) for frontier in frontiers], nodes, each)
     assert (found is None) == (want is None) and len(set(asked)) == len(asked) == unsearched.searched

@@ -60,7 +60,8 @@ class Table:
 @pytest.mark.parametrize("seed", range(150))
 def test_they_are_the_best_of_all_partitions(seed):
     drawn = random.Random(seed)
-    models, cluster = drawn.randint(1, 5), IdenticalNodes(*drawn.choice([(1, 1), (1, 2), (1, 4), (2, 2)]))
+    nodes = drawn.choice([(1, 1), (1, 2), (1, 4), (2, 2), (2, 2, False)])
+    models, cluster = drawn.randint(1, 5), IdenticalNodes(*nodes)
     table = Table(drawn, models, cluster)
     want, floor = table.best(models), drawn.choice([0.0, 0.0, 0.5, 2.0])
     some = drawn.sample(sorted(table.headrooms), len(table.headrooms) // 4)
@@ -76,6 +77,8 @@ def test_they_are_the_best_of_all_partitions(seed):
     assert [len(devices) for devices in found.devices] == [number for _, number in found.parts]
     taken = list(itertools.chain(*found.devices))
     assert len(set(taken)) == len(taken) and set(taken) <= set(range(cluster.devices))
+    on = [{device // cluster.devices_per_node for device in devices} for devices in found.devices]
+    assert cluster.spans or {len(nodes) for nodes in on} == {1}
 
 
 def test_headrooms_of_other_plans_that_are_asked_for_later_change_nothing():
