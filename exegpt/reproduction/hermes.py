@@ -5,17 +5,24 @@ weights of 13.5 GB leave in 90 % of 40 GB. No figure here is fitted to the paper
 """
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
-from types import SimpleNamespace
+from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
 
 from exegpt.reproduction.hermes_arrivals import find_traces
+from exegpt.reproduction.hermes_policy_time import MINUTES, PolicyTime, policy_times
+from exegpt.reproduction.hermes_scale import APPLICATIONS as APPLICATIONS_OF_SCALE
+from exegpt.reproduction.hermes_scale import (
+    QUANTILES,
+    QUICK_APPLICATIONS,
+    QUICK_LOADS,
+    ScaleResult,
+    scale,
+)
 from exegpt.reproduction.hermes_sensitivity import (
     BUCKETS,
     SPREADS,
@@ -44,7 +51,7 @@ from xcore.applications.demand_graph import DemandGraph
 from xcore.applications.prewarming import expected_effect
 from xcore.arrays import Array
 from xcore.orders.gittins import RankedDemand
-from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
+from xmulti.applications.application_progress import DemandEstimates
 from xmulti.applications.llm_backend import LLMLimits
 from xmulti.applications.orders import (
     ApplicationOrder,
@@ -53,7 +60,6 @@ from xmulti.applications.orders import (
     ByRequest,
     EarliestDeadline,
     VirtualTokens,
-    WaitingCall,
     application_gittins,
 )
 from xmulti.applications.simulation import Prewarming, simulate
@@ -85,7 +91,9 @@ CONTAINERS = {"code_feedback": ("code_generation", "docker", 2.2), "hugginggpt":
 """An application's unit whose successor uses the backend, and that backend's start-up time in seconds."""
 SEEDS = tuple(range(5))
 QUICK = (
-    f"one seed of {len(SEEDS)}, two spreads of runs and two numbers of buckets of five, the smallest cache of each kind"
+    f"one seed of {len(SEEDS)}, two spreads of runs and two numbers of buckets of five, the smallest cache of each "
+    f"kind, two rates of {len(MINUTES)} for the policy's time, and {QUICK_APPLICATIONS} of {APPLICATIONS_OF_SCALE:,} "
+    "applications on two 70B, at 3x"
 )
 """What `quick` leaves out."""
 
@@ -106,6 +114,8 @@ class OrderResult:
     mean_reduction: float
     """Relative change by Hermes: -0.5 is half."""
     p95_reduction: float
+    quantiles_s: tuple[float, ...]
+    """At `QUANTILES`."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +222,8 @@ class Hermes:
     caches: tuple[Cached, ...]
     knobs: tuple[Knob, ...]
     knowledge: Knowledge
-    decision_ms: float
-    """Median time to order 300 waiting applications by their ranks."""
+    policy_times: tuple[PolicyTime, ...]
+    scale: tuple[ScaleResult, ...]
 
 
 def reproduce(
@@ -224,12 +234,13 @@ def reproduce(
 ) -> Hermes:
     """Run all experiments, over the first `seeds` of SEEDS or as in `QUICK`; `find_graphs` finds demand samples."""
     seeds, least, ends = (1, 1, len(BUCKETS) - 1) if quick else (seeds, None, 1)
+    scaled = (QUICK_APPLICATIONS, QUICK_LOADS) if quick else (APPLICATIONS_OF_SCALE, tuple(LOADS))
     source, samples = find_graphs(graphs)
     models = {name: ApplicationDemand(graph, RATES) for name, graph in learn_graphs(samples, 1_000_000).items()}
     counts = itertools.count(1)
 
     def done(result: Part) -> Part:
-        progress(next(counts), 12)
+        progress(next(counts), 13)
         return result
 
     return Hermes(
@@ -245,7 +256,8 @@ def reproduce(
         done(caches(samples, models, SEEDS[: min(2, seeds)], least)),
         done(knobs(models)),
         done(knowledge(samples, models, SEEDS[0])),
-        done(decision_ms(models)),
+        done(policy_times(samples, models, SEEDS[0], MINUTES[:: len(MINUTES) - 1] if quick else MINUTES)),
+        done(scale(samples, SEEDS[0], *scaled)),
     )
 
 
@@ -268,7 +280,8 @@ def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[i
         for order, seconds in results.items():
             mean_s, p95_s = float(seconds.mean()), float(np.percentile(seconds, 95))
             changes = (float(hermes.mean()) / mean_s - 1, float(np.percentile(hermes, 95)) / p95_s - 1)
-            rows.append(OrderResult(engine, load, order, mean_s, p95_s, mean_s / alone_s, *changes))
+            quantiles_s = tuple(np.quantile(seconds, QUANTILES).tolist())
+            rows.append(OrderResult(engine, load, order, mean_s, p95_s, mean_s / alone_s, *changes, quantiles_s))
     return tuple(rows)
 
 
@@ -415,22 +428,3 @@ def knowledge(graphs: Sequence[DemandGraph], models: Models, seed: int) -> Knowl
     error_s, refined_error_s = np.mean(errors, axis=0).tolist()
     right = fmean((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
     return Knowledge(right, error_s, refined_error_s, behind / calls)
-
-
-def decision_ms(models: Models, decisions: int = 50) -> float:
-    """Time the ordering of 300 waiting applications; each attains a token of service between two decisions."""
-    counter, estimates, order = SimpleNamespace(done=0), DemandEstimates(models), application_gittins()
-    submissions = draw_submissions([model.graph for model in models.values()], 300, 60.0, 0)
-    waiting = []
-    for each in submissions:
-        progress = SubmissionProgress(each, RATES, counter, Account(counter))
-        estimates.update(progress)
-        progress.begin(1)
-        waiting.append(WaitingCall(progress, each.arrival_s, each.index))
-    seconds = []
-    for _ in range(decisions):
-        counter.done += 1
-        began = time.perf_counter()
-        sorted(waiting, key=lambda call: order.key(call, 0.0))
-        seconds.append(time.perf_counter() - began)
-    return 1e3 * median(seconds)

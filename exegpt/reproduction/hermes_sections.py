@@ -3,6 +3,7 @@
 from dataclasses import astuple
 
 from exegpt.report.sections import Section
+from exegpt.reproduction import hermes_scale
 from exegpt.reproduction.hermes import ACTIVE_ADAPTERS, FACTORS, PAPER, PAPER_ABLATIONS, Cached, Hermes
 from exegpt.reproduction.hermes_setting import APPLICATIONS
 from xcore.quantity import figure_text, signed_percent
@@ -12,6 +13,7 @@ def sections(result: Hermes) -> list[Section]:
     """Return the sections: completion, deadlines, ablations, caches and the knob."""
     return [
         _completion_section(result),
+        *_scale_sections(result),
         Section(
             "Deadlines kept at 2x (paper: Hermes twice EDF's)",
             ("engine", "order", "all", *(f"{factor:g} x alone" for factor in FACTORS)),
@@ -25,7 +27,6 @@ def sections(result: Hermes) -> list[Section]:
                 for r in result.ablations
             ),
             (
-                f"Ordering 300 waiting applications takes {result.decision_ms:.2f} ms (paper: < 3 ms).",
                 f"Of two applications of different kinds, the one with the lower mean demand has the lower demand in "
                 f"{_share(result.knowledge.ordered_pairs)} of all cases.",
                 f"Error of the expected remaining demand at a later call: {result.knowledge.error_s:.1f} s from the "
@@ -92,6 +93,11 @@ def _sensitivity_sections(result: Hermes) -> list[Section]:
             ("buckets", "ranks of a demand, ms", "mean at 3x, s"),
             tuple((str(r.buckets), f"{r.policy_ms:.2f}", figure_text(r.mean_s)) for r in result.bucketings),
         ),
+        Section(
+            "Time of the policy, 8 at once (paper, Figure 15a: below 3 ms)",
+            ("applications/min", "waiting calls", "to order them, ms"),
+            tuple((f"{r.rate_per_minute:g}", f"{r.waiting:.1f}", f"{r.ms:.3f}") for r in result.policy_times),
+        ),
     ]
 
 
@@ -133,6 +139,39 @@ def _completion_section(result: Hermes) -> Section:
         "VTC's clients are the kinds of applications, or the applications themselves: the paper doesn't say which.",
     )
     return Section("Completion times of applications", columns, tuple(rows), notes)
+
+
+def _scale_sections(result: Hermes) -> list[Section]:
+    """Return two 70B on eight GPUs, and the distributions on both settings."""
+    rows = []
+    for r in result.scale:
+        paper = hermes_scale.PAPER.get(r.order) if r.load == "3x" else None
+        ours = (r.mean_reduction, r.p95_reduction)
+        changes = [*map(signed_percent, ours)] if not r.order.startswith("Hermes") else ["", ""]
+        published = [*map(signed_percent, paper)] if paper else ["", ""]
+        cells = (changes[0], published[0], changes[1], published[1])
+        rows.append((r.load, r.order, figure_text(r.mean_s), figure_text(r.p95_s), *cells))
+    columns = ("load", "order", "mean, s", "P95, s", "Hermes' mean", "paper", "Hermes' P95", "paper")
+    of_7b = [(r.engine, r.load, r.order, r.quantiles_s) for r in result.completions if not r.order.endswith("each")]
+    of_70b = [("two 70B", r.load, r.order, r.quantiles_s) for r in result.scale]
+    quantiles = tuple((*case, *map(figure_text, seconds)) for *case, seconds in [*of_7b, *of_70b])
+    return [
+        Section(
+            "Two LLaMA-3-70B at TP 4 on eight H800 (Figure 10)",
+            columns,
+            tuple(rows),
+            (
+                "Iterations by the roofline, batch and context. Demands count an output token as its part of an "
+                f"iteration of {hermes_scale.limits().batch}; 'seconds alone': as an iteration of one, as Hermes' "
+                "repository does.",
+            ),
+        ),
+        Section(
+            "Quantiles of completion times, s (Figures 9b and 10b)",
+            ("engine", "load", "order", *(f"{quantile:.0%}" for quantile in hermes_scale.QUANTILES)),
+            quantiles,
+        ),
+    ]
 
 
 def _mean_cells(row: Cached) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from xcore.policies import sharing
 from xcore.policies.one_phase import OnePhasePolicy
 from xmulti.applications.orders import ApplicationOrder, WaitingCall
 from xmulti.applications.warm_cache import WarmCache
+from xmulti.sharing.iteration_cost import IterationCost
 from xmulti.sharing.simulated_unit import SimulatedUnit
 from xmulti.sharing.tenant import SimulatedTenant
 from xsimulator.replay.cells import Ran
@@ -30,6 +31,8 @@ class LLMLimits:
     kv_tokens: int = 42_900
     """Tokens of the KV cache; each request reserves its prompt and its whole output."""
     kv_bytes_per_token: int = 524_288
+    cost: IterationCost | None = None
+    """Seconds of iterations; None: those of `rates`, which don't depend on the batch."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,7 +128,7 @@ class LLMBackend(SimulatedUnit):
         self._indices = count()
         self._limits = CallLimits(limits.batch, order=order, cache=cache, waiting=[])
         self.ledger = Ledger(BlockPool(limits.kv_tokens, 1), fcfs)
-        self._tenant = SimulatedTenant(LLM, self.ledger, limits.rates, self._limits, self)
+        self._tenant = SimulatedTenant(LLM, self.ledger, limits.cost or limits.rates, self._limits, self)
         super().__init__([self._tenant], IterationTurns())
 
     @property

@@ -3,12 +3,14 @@ sizes; the published samples where they are at hand."""
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from exegpt.reproduction import hermes, hermes_sections
+from exegpt.reproduction import hermes, hermes_scale, hermes_sections
 from exegpt.reproduction import hermes_arrivals as arrivals
+from exegpt.reproduction import hermes_policy_time as policy_time
 from exegpt.reproduction import hermes_workload as drawing
 from tests.exegpt.cli.conftest import run_command
 from tests.public_data import needs_data
@@ -95,7 +97,7 @@ def test_what_was_seen_tells_of_what_remains(graphs, models):
 def test_figures_are_laid_beside_the_papers(graphs):
     result = hermes.Hermes(
         "a source",
-        (hermes.OrderResult("8 at once", "1x", "vLLM", 256.0, 865.0, 9.0, -0.7, -0.69),),
+        (hermes.OrderResult("8 at once", "1x", "vLLM", 256.0, 865.0, 9.0, -0.7, -0.69, 7 * (3.0,)),),
         (hermes.InTime("8 at once", "EDF", 0.25, (0.1, 0.2, 0.3)),),
         (hermes.Ablation("8 at once", "no refinement", 100.0, 0.05),),
         (hermes.Spread(0.6, 50.0, {"no refinement": 0.1, "nor Gittins": 0.2, "oracle": -0.3}),),
@@ -109,19 +111,23 @@ def test_figures_are_laid_beside_the_papers(graphs):
         (hermes.Cached("KV, 8 GB", "lru", 0.5, 64.0, 0.1, -0.1),),
         (hermes.Knob("docker", 0.5, 1.0, 2.0, 3.0, 4.0),),
         hermes.Knowledge(0.8, 20.0, 19.0, 0.14),
-        0.3,
+        (hermes.PolicyTime(20.0, 31.5, 0.25),),
+        (hermes.ScaleResult("3x", "vLLM", 100.0, 200.0, -0.2, -0.1, 7 * (5.0,)),),
     )
     sections = hermes_sections.sections(result)
-    assert len(sections) == 10
-    assert sections[7].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
-    assert sections[7].notes == ("The oracle's savings come from b 75% and a 25%.",)
+    assert len(sections) == 13
+    (kinds,) = [section for section in sections if section.title.startswith("Mean completion time by application")]
+    assert kinds.rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
+    assert kinds.notes == ("The oracle's savings come from b 75% and a 25%.",)
     assert all(len(row) == len(section.columns) for section in sections for row in section.rows)
-    completion, deadlines, ablation = sections[0].rows[0], sections[1].rows[0], sections[2].rows[0]
+    completion, deadlines, ablation = sections[0].rows[0], sections[3].rows[0], sections[4].rows[0]
+    assert sections[1].rows[0] == ("3x", "vLLM", "100", "200", "-20.0%", "-58.5%", "-10.0%", "-62.2%")
+    assert [row[:4] for row in sections[2].rows] == [("8 at once", "1x", "vLLM", "3"), ("two 70B", "3x", "vLLM", "5")]
     assert "-77.0%" in completion and "-70.0%" in completion
     assert deadlines[2:] == ("25.0 %", "10.0 %", "20.0 %", "30.0 %")
     assert ablation[-2:] == ("+5.0%", "+15.3%")
-    assert sections[4].rows[0] == ("Azure, code", "100", "200", "-50.0%")
-    assert sections[3].rows[0] == ("0.6", "50", "+10.0%", "+20.0%", "-30.0%")
+    assert sections[6].rows[0] == ("Azure, code", "100", "200", "-50.0%")
+    assert sections[5].rows[0] == ("0.6", "50", "+10.0%", "+20.0%", "-30.0%")
 
 
 @pytest.mark.slow
@@ -301,3 +307,35 @@ def test_all_of_it_on_the_published_samples():
         assert lru < epwq < prewarm
     lru, epwq, prewarm = (hits["LoRA, 20 slots", policy] for policy in ("lru", "epwq", "prewarm"))
     assert 1.1 * lru < epwq < prewarm
+
+
+def test_the_larger_setting_has_its_weights_and_cache(graphs):
+    """By hand: 70.6 billion parameters in 2 bytes leave 37 of 72 GB on each of four GPUs."""
+    limits = hermes_scale.limits()
+    assert limits.kv_bytes_per_token == 2 * 80 * 8 * 128 * 2
+    assert 0.8 < limits.kv_tokens * limits.kv_bytes_per_token / (4 * 80e9 * 0.9 - 2 * 70.55e9) < 1.25
+    assert limits.rates.decode_s == pytest.approx(
+        float(limits.cost.decode_seconds(256, np.array([1000.0]), 1.0)[0]) / 256
+    )
+    rows = {row.order: row for row in hermes_scale.scale(graphs, 0, 60, ("3x",))}
+    assert {*rows} == {"Hermes", "Hermes, seconds alone", "vLLM", "Parrot", "VTC"}
+    for row in rows.values():
+        assert list(row.quantiles_s) == sorted(row.quantiles_s) and row.quantiles_s[0] < row.mean_s
+        assert row.quantiles_s[5] == pytest.approx(row.p95_s)
+        assert row.mean_reduction == pytest.approx(rows["Hermes"].mean_s / row.mean_s - 1)
+
+
+def test_every_application_goes_to_one_of_the_two(graphs):
+    workload = drawing.draw_submissions(graphs, 31, 60.0, 0)
+    first, second = hermes_scale._dealt(workload, by_kind=True)
+    assert sorted([*first, *second], key=lambda each: each.index) == [
+        replace(each, client=each.name) for each in workload
+    ]
+    assert len(first) - len(second) == 1
+
+
+def test_the_policys_time_is_for_the_calls_that_wait(graphs, models):
+    """A slow arrival of applications leaves few calls waiting; more calls take longer to order."""
+    slow, fast = policy_time.policy_times(graphs, models, 0, (600.0, 10.0))
+    assert (slow.rate_per_minute, fast.rate_per_minute) == (0.5, 30.0)
+    assert 1 <= slow.waiting < 5 < fast.waiting < 300 and 0 < slow.ms < fast.ms
