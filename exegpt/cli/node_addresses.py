@@ -16,9 +16,18 @@ def host_and_port(text: str, option: str) -> tuple[str, int]:
         InputError: The text is no address; the message names the option.
     """
     match = _ADDRESS.fullmatch(text)
-    if match is None or not 1 <= int(match[2]) <= 65535:
+    if match is None or not 1 <= int(match[2]) <= 65535 or not _is_host(match[1]):
         raise InputError(f"{option} '{text}' is no address: write HOST:PORT, like 10.0.0.2:8100 or [::1]:8100.")
     return match[1].strip("[]"), int(match[2])
+
+
+def _is_host(name: str) -> bool:
+    """Return whether a host's name can be looked up: its labels are neither empty nor too long."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def node_addresses(texts: list[str] | None) -> tuple[NodesInUse, tuple[NodeAddress, ...]]:

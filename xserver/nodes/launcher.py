@@ -42,6 +42,7 @@ _MOST_UNPROVEN = 32
 _ATTACH_S = 10.0
 """Most seconds until a server attaches to a connection of an engine."""
 _CHUNK = 2**18
+_LOOPBACK = "127.0.0.1", "::1", "localhost"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Launcher:
             server = await asyncio.start_server(self._serve, self._options.host, self._options.port, limit=_CHUNK)
         except OSError as error:
             raise InputError(f"{where} can't be opened ({why_text(error)}): pass another --listen HOST:PORT.") from None
-        output.note(f"the launcher listens on {where}", event="ready")
+        private = "" if self._options.host in _LOOPBACK else ", without encryption: use a private network"
+        output.note(f"the launcher listens on {where}{private}", event="ready")
         await ended.wait()
         server.close()
         for task in self._connections:

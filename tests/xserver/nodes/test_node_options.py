@@ -45,6 +45,7 @@ def test_nodes_are_read():
         (["1=10.0.0.2:65536"], "is no address"),
         (["1=a b:1"], "is no address"),
         (["1=::1:80"], "is no address"),
+        (["1=a..b:80"], "is no address"),
         (["1=a:1", "1=b:1"], "names node 1 twice"),
         (["1=a:1", "1=local"], "names node 1 twice"),
         (["0=local", "1=local"], "has two nodes, 0 and 1, on this machine"),
