@@ -367,6 +367,8 @@ def _print(experiment: "Experiment", options: ReproduceOptions, sections: "list[
         print(f"{experiment.reduction}\n")
     for section in sections:
         output.table(section.columns, section.rows, section.title)
+        if section.text:
+            print(f"{section.text}\n")
         for note in section.notes:
             print(note)
         print()

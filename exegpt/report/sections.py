@@ -17,6 +17,8 @@ class Section:
     notes: tuple[str, ...] = ()
     drawing: str = ""
     """The plot as SVG."""
+    text: str = ""
+    """The plot as text, for a terminal."""
 
 
 def page(title: str, facts: Sequence[str], sections: Sequence[Section]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
+from exegpt.report import gantt
 from exegpt.report.sections import Section
 from exegpt.reproduction.samullm_applications import (
     HOST,
@@ -25,6 +26,7 @@ from exegpt.reproduction.samullm_points import PointErrors, point_errors
 from xcore.quantity import figure_text, percent_text, signed_percent
 from xcore.specs.cost_table import CostTable
 from xmulti.files.call_graph import CallGraph
+from xmulti.files.stage_plan import ExecutionStage, StagePlan
 from xmulti.stages.application import Application, draw
 from xmulti.stages.greedy_stages import PlannedStage, greedy_stage, makespan, plan_stages
 from xmulti.stages.running_phase import execute
@@ -82,6 +84,12 @@ PAPER = {
     "chain summary": PaperGains((1.0, 1.3), (1.0, 1.4)),
     "mixed": PaperGains((1.2, 1.4), (1.2, 1.4)),
 }
+DRAWN: dict[str, tuple[str, bool, tuple[str, ...]]] = {
+    "Figure 9": ("routing", True, ("max", "min", "samullm")),
+    "Figure 13": ("mixed", False, ("max", "min", "samullm")),
+    "Figure 15": ("mixed", False, ("samullm", "samullm, no preemption")),
+}
+"""The drawn timelines, by the paper's figure: the application, whether its outputs are known, and the methods."""
 PAPER_PREEMPTION = {"samullm": "1.0–1.2", "min": "1.3–1.4"}
 PAPER_JOINT, PAPER_SEARCH, PAPER_ERROR = "1.0–1.2", 0.105, (0.065, 0.387)
 
@@ -113,6 +121,16 @@ class MethodRun:
 
 
 @dataclass(frozen=True)
+class DrawnRun:
+    """The stages of a method's run, as they were executed."""
+
+    figure: str
+    """The paper's figure that has them."""
+    method: str
+    stages: tuple[ExecutionStage, ...]
+
+
+@dataclass(frozen=True)
 class ApplicationCase:
     """One application under all methods."""
 
@@ -123,6 +141,7 @@ class ApplicationCase:
     methods: dict[str, MethodRun]
     sequential_s: float | None = None
     """For a mix: the time of its applications one after the other, by the greedy search."""
+    drawn: tuple[DrawnRun, ...] = ()
 
     def gain(self, over: str, method: str = "samullm") -> float:
         """Return the time under another method over the time under this one."""
@@ -201,21 +220,32 @@ def _case(
     runs_on = draw(graph, table, seed=1)
     planned_on = runs_on if known else draw(graph, table)
     planners = METHODS | SEARCHES if search else METHODS
-    methods = {method: _ran(method, planner, planned_on, runs_on) for method, planner in planners.items()}
+    runs = {method: _ran(method, planner, planned_on, runs_on) for method, planner in planners.items()}
+    methods = {method: ran for method, (ran, _) in runs.items()}
     greedy = METHODS["samullm"]
     sequential = [
-        _ran("samullm", greedy, draw(part, table, seed=int(known)), draw(part, table, seed=1)).seconds for part in parts
+        _ran("samullm", greedy, draw(part, table, seed=int(known)), draw(part, table, seed=1))[0].seconds
+        for part in parts
     ]
-    return ApplicationCase(application, what, known, methods, sum(sequential) if parts else None)
+    drawn = tuple(
+        DrawnRun(figure, method, runs[method][1])
+        for figure, (of, outputs_known, drawn_methods) in DRAWN.items()
+        for method in drawn_methods
+        if (of, outputs_known) == (application, known)
+    )
+    return ApplicationCase(application, what, known, methods, sum(sequential) if parts else None, drawn)
 
 
-def _ran(method: str, planner: Planner, planned_on: Application, runs_on: Application) -> MethodRun:
+def _ran(
+    method: str, planner: Planner, planned_on: Application, runs_on: Application
+) -> tuple[MethodRun, tuple[ExecutionStage, ...]]:
     began = time.perf_counter()
     stages = planner(planned_on)
     search_s = time.perf_counter() - began
     executed = execute(runs_on, HOST, stages)
     shares = (executed.idle, executed.not_computing, executed.moves)
-    return MethodRun(method, makespan(stages), executed.seconds, search_s, len(stages), *shares)
+    run = MethodRun(method, makespan(stages), executed.seconds, search_s, len(stages), *shares)
+    return run, executed.stages
 
 
 def sections(result: Samullm) -> list[Section]:
@@ -226,7 +256,26 @@ def sections(result: Samullm) -> list[Section]:
         "chain summary": ("Chunks per document: log-normal quantiles with median 3; the largest of 100 is 60.",),
     }
     gains = [_gains(result, application, notes.get(application, ())) for application in PAPER]
-    return [*gains, _idle(result), _preemption(result), _joint(result), _searches(result), _errors(result)]
+    others = [_idle(result), _preemption(result), _joint(result), _searches(result), _errors(result)]
+    return [*gains, *_timelines(result), *others]
+
+
+def _timelines(result: Samullm) -> list[Section]:
+    """Return the charts of the paper's figures, each of the first case that has its runs."""
+    first: dict[tuple[str, str], tuple[ApplicationCase, DrawnRun]] = {}
+    for case in result.cases:
+        for drawn in case.drawn:
+            first.setdefault((drawn.figure, drawn.method), (case, drawn))
+    sections = []
+    for case, drawn in first.values():
+        plan = StagePlan(StagePlan.VERSION, drawn.method, HOST.devices, HOST.linked, drawn.stages, 0.0)
+        chart = gantt.of_stages(plan)
+        row = (_name(case), figure_text(case.methods[drawn.method].seconds), str(len(drawn.stages)))
+        title = f"{drawn.figure}: {case.application} by {drawn.method}"
+        sections.append(
+            Section(title, ("case", "seconds", "stages"), (row,), (), gantt.drawing(chart), gantt.text(chart))
+        )
+    return sections
 
 
 def _name(case: ApplicationCase) -> str:
