@@ -8,8 +8,8 @@ heads one after the other, as a fresh memory has them, and each anywhere, as aft
 
 Each model has a quarter of its layers: its blocks are smaller, and both models' in the same proportion. All memories
 are in huge pages, as the engine's are. A ratio is the median of the ratios of calls that take turns in one process:
-load from elsewhere meets all alike. First, all outputs are compared with plain PyTorch. Tables are the seconds to
-assemble an iteration's block tables, in a share of the attention of all layers.
+load from elsewhere meets all alike. First, all outputs are compared with plain PyTorch. Tables are the
+microseconds to assemble an iteration's block tables of all layers.
 
     python -m benchmarks.merged_blocks [--batch 4] [--context 512] [--times 30]
 """
@@ -152,7 +152,7 @@ def plain_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, c
 
 def tables_seconds(load: Load, split: bool, times: int) -> float:
     """Return the seconds to copy the sequences' tables of all layers into a batch's; merged layers share one."""
-    shape = (load.spec.layers * load.spec.kv_heads, load.width) if split else (load.width,)
+    shape = (CUT * load.spec.layers * load.spec.kv_heads, load.width) if split else (load.width,)
     own = [torch.zeros(shape, dtype=torch.int32) for _ in range(load.batch)]
     (seconds,) = in_turns([lambda: torch.stack(own)], times)
     return statistics.median(seconds)
@@ -186,13 +186,13 @@ def measure(pair: tuple[ModelSpec, ModelSpec], batch: int, context: int, dtype: 
         statistics.median(a / b for a, b in zip(seconds[name], seconds["own"], strict=True)) - 1
         for name in ("merged", "split", "scattered")
     ]
-    tables = [tables_seconds(load, split, times) / own_s for split in (False, True)]
+    tables = [tables_seconds(load, split, times) for split in (False, True)]
     short = "-".join(f"L{spec.name.rsplit('-', 1)[1].removesuffix('b')}" for spec in pair)
     return [
         short,
         f"{CUT * 1e3 * own_s:,.1f}",
         *(f"{share:+.1%}" for share in ratios),
-        *(f"{share:.2%}" for share in tables),
+        *(f"{1e6 * table_s:,.0f}" for table_s in tables),
     ]
 
 
@@ -211,7 +211,7 @@ def main(argv: list[str]) -> None:
         for name, model in zip(names, map(builtin_model, names), strict=True)
     }
     rows = [measure((cut[a], cut[b]), args.batch, args.context, args.dtype, args.times) for a, b in PAIRS]
-    columns = ["A-B", "A's attention alone, ms", "merged", "split", "split, scattered", "tables, merged", "split"]
+    columns = ["A-B", "A's attention alone, ms", "merged", "split", "split, scattered", "tables, merged, µs", "split"]
     output.table(columns, rows, f"{args.batch} sequences of {args.context} tokens, {args.dtype}")
     print(f"On {cpu_name()}, {torch.get_num_threads()} threads; {time.process_time() - began:.0f} CPU s.")
 
