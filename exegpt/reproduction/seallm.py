@@ -72,7 +72,7 @@ PAIRS = (
     ("llama-2-70b", "llama-2-13b"),
 )
 QUICK = (
-    "two rates (2 and 10/s) of four and one burstiness (CV 4) of three; 2,000 requests of each trace at one rate of "
+    "two rates (2 and 10/s) of four and one burstiness (CV 4) of three; 1,000 requests of each trace at one rate of "
     "three; no drift; one placement's time; one sweep value of each kind"
 )
 QUICK_RATES = RATES[:2]

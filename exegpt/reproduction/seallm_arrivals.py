@@ -51,7 +51,7 @@ INTERVALS = 6
 """Least number of first intervals in a trace: at high rates, intervals begin shorter than 300 s."""
 RATES, QUICK_RATES = (2.0, 5.0, 10.0), (5.0,)
 """Mean rates of a trace, requests/s. At higher ones, the code trace's longest prompts overload every group."""
-QUICK_REQUESTS = 2000
+QUICK_REQUESTS = 1000
 """Requests of each trace that `quick` replays."""
 DRIFT = "drift"
 _SEED = 5
