@@ -19,8 +19,8 @@ from exegpt.reproduction.seallm_replacement import (
     PHASES,
     RATE_SEQ_S,
     VARIATION,
+    DriftingTraffic,
     Replacements,
-    Timeline,
     adaptive,
     drift,
     fixed,
@@ -70,7 +70,7 @@ class RealLoad:
     """The trace's first requests that count; None: all."""
 
     @property
-    def timeline(self) -> Timeline:
+    def traffic(self) -> DriftingTraffic:
         """The requests."""
         if self.file is None:
             return drift()
@@ -99,7 +99,7 @@ def real_loads(quick: bool = False) -> list[RealLoad]:
     return traces if quick else [*traces, RealLoad(DRIFT, None, RATE_SEQ_S)]
 
 
-def of_trace(rows: Sequence[RequestLengths], rate_seq_s: float) -> Timeline:
+def of_trace(rows: Sequence[RequestLengths], rate_seq_s: float) -> DriftingTraffic:
     """Return a trace's requests, sorted by arrival, as those of sixteen services at a mean rate."""
     arrival_s = np.array([row.arrival_s for row in rows])
     arrival_s = (arrival_s - arrival_s[0]) * (len(rows) - 1) / ((arrival_s[-1] - arrival_s[0]) * rate_seq_s)
@@ -117,13 +117,13 @@ def of_trace(rows: Sequence[RequestLengths], rate_seq_s: float) -> Timeline:
         services.append(service)
     seconds = float(arrival_s[-1]) - start_s
     first_s = min(FIRST_S, max(SHORTEST_S, seconds / INTERVALS))
-    return Timeline(history_of(services, past, start_s), asked, seconds, first_s)
+    return DriftingTraffic(history_of(services, past, start_s), asked, seconds, first_s)
 
 
 def compare(load: RealLoad) -> RealComparison:
     """Replay a load under all systems."""
-    timeline = load.timeline
-    past, rule = timeline.past, RULES["AlpaServe"]
+    traffic = load.traffic
+    past, rule = traffic.past, RULES["AlpaServe"]
     placed = two_stage(past, rule)
     engines: dict[str, list[SharedEngine] | None] = {
         "vLLM": dedicated_engines(past.services, NODES),
@@ -131,15 +131,15 @@ def compare(load: RealLoad) -> RealComparison:
         "MuxServe": mux_engines(past),
     }
     systems = {
-        name: figures_of(timeline.asked, replay_of(timeline.asked, own), own) if own else None
+        name: figures_of(traffic.asked, replay_of(traffic.asked, own), own) if own else None
         for name, own in engines.items()
     }
     kinds: dict[str, Callable[[], Replacements]] = {
-        "fixed": lambda: fixed(timeline),
-        "adaptive": lambda: adaptive(timeline),
+        "fixed": lambda: fixed(traffic),
+        "adaptive": lambda: adaptive(traffic),
     }
     if load.arrivals == DRIFT:
-        kinds["restart"] = lambda: adaptive(timeline, restart=True)
+        kinds["restart"] = lambda: adaptive(traffic, restart=True)
     return RealComparison(load, systems, {kind: run() for kind, run in kinds.items()})
 
 

@@ -36,7 +36,7 @@ PAST_S, PAST = 60.0, 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
+class DriftingTraffic:
     """Requests over time, and the requests before them, for which the first placement is made."""
 
     past: History
@@ -85,11 +85,11 @@ def changing_traffic() -> dict[str, ServiceArrays]:
     return {name: joined([asked[name].later(n * PHASE_S) for n, asked in enumerate(phases)]) for name in names}
 
 
-def drift() -> Timeline:
+def drift() -> DriftingTraffic:
     """Return the synthetic drift; its past has the popularities of the first phase."""
     of_phase = popularities()[0]
     past = traffic_of(Traffic(RATE_SEQ_S, VARIATION, PAST_S, 99), of_phase)
-    return Timeline(History(of_phase, past, NODES, RATE_SEQ_S), changing_traffic(), PHASES * PHASE_S, FIRST_S)
+    return DriftingTraffic(History(of_phase, past, NODES, RATE_SEQ_S), changing_traffic(), PHASES * PHASE_S, FIRST_S)
 
 
 def _placed(history: History) -> Placed:
@@ -98,69 +98,67 @@ def _placed(history: History) -> Placed:
     return placed
 
 
-def fixed(timeline: Timeline) -> Replacements:
+def fixed(traffic: DriftingTraffic) -> Replacements:
     """Run with the first placement throughout."""
-    cluster = _cluster(_placed(timeline.past).groups, timeline)
+    cluster = _cluster(_placed(traffic.past).groups, traffic)
     cluster.run()
-    return Replacements(_figures(timeline, cluster), (), (), 0)
+    return Replacements(_figures(traffic, cluster), (), (), 0)
 
 
-def adaptive(timeline: Timeline, restart: bool = False) -> Replacements:
+def adaptive(traffic: DriftingTraffic, restart: bool = False) -> Replacements:
     """Run with placements that are replaced after adaptive intervals.
 
     Weights are loaded while engines run, and requests then move to the new engines. With `restart`, engines that change
     stop during the loading.
     """
-    placed = _placed(timeline.past)
-    cluster, groups = _cluster(placed.groups, timeline), placed.groups
-    now, seconds, moved = 0.0, timeline.first_s, 0
+    placed = _placed(traffic.past)
+    cluster, groups = _cluster(placed.groups, traffic), placed.groups
+    now, seconds, moved = 0.0, traffic.first_s, 0
     intervals, errors = [], []
-    while now + seconds < timeline.seconds:
+    while now + seconds < traffic.seconds:
         now += seconds
         cluster.run(now)
-        error = Performance(placed.in_time, placed.normalised).error(_real(cluster, timeline.asked, now - seconds, now))
+        error = Performance(placed.in_time, placed.normalised).error(_real(cluster, traffic.asked, now - seconds, now))
         intervals.append(seconds)
         errors.append(error)
-        history = _history(timeline, now, seconds)
+        history = _history(traffic, now, seconds)
         seconds = next_interval(seconds, error)
         if history is None:
             continue
         placed = _placed(history)
         wanted = matched(placed.groups, groups)
-        pull_s = _pull_s(groups, wanted, {service.name: service.llm for service in timeline.services})
+        pull_s = _pull_s(groups, wanted, {service.name: service.llm for service in traffic.services})
         moved += len(set(wanted) - set(groups))
         kept = {running.engine.key: running.engine for running in cluster.running}
-        engines = [
-            kept.get(engine.key, engine) for engine in merged_engines(wanted, timeline.past.by_name, RULES[OURS])
-        ]
+        engines = [kept.get(engine.key, engine) for engine in merged_engines(wanted, traffic.past.by_name, RULES[OURS])]
         at_s, stopped_s = (now, pull_s) if restart else (now + min(pull_s, 0.9 * seconds), 0.0)
         cluster.replace(engines, at_s, stopped_s)
         groups = wanted
     cluster.run()
-    return Replacements(_figures(timeline, cluster), tuple(intervals), tuple(errors), moved)
+    return Replacements(_figures(traffic, cluster), tuple(intervals), tuple(errors), moved)
 
 
-def _cluster(groups: Sequence[ServiceGroup], timeline: Timeline) -> SimulatedCluster:
-    engines = merged_engines(groups, timeline.past.by_name, RULES[OURS])
-    return SimulatedCluster(engines, {name: own.requests for name, own in timeline.asked.items()})
+def _cluster(groups: Sequence[ServiceGroup], traffic: DriftingTraffic) -> SimulatedCluster:
+    engines = merged_engines(groups, traffic.past.by_name, RULES[OURS])
+    return SimulatedCluster(engines, {name: own.requests for name, own in traffic.asked.items()})
 
 
-def _figures(timeline: Timeline, cluster: SimulatedCluster) -> Figures:
-    return figures_of(timeline.asked, cluster.result(), [running.engine for running in cluster.running])
+def _figures(traffic: DriftingTraffic, cluster: SimulatedCluster) -> Figures:
+    return figures_of(traffic.asked, cluster.result(), [running.engine for running in cluster.running])
 
 
-def _history(timeline: Timeline, now: float, seconds: float) -> History | None:
+def _history(traffic: DriftingTraffic, now: float, seconds: float) -> History | None:
     """Return the last requests of the past interval, at most `PAST`; None if there were none."""
-    arrivals = np.sort(np.concatenate([own.arrival_s for own in timeline.asked.values()]))
+    arrivals = np.sort(np.concatenate([own.arrival_s for own in traffic.asked.values()]))
     of_interval = arrivals[(arrivals >= now - seconds) & (arrivals < now)]
     if not len(of_interval):
         return None
     start_s = float(of_interval[-PAST]) if len(of_interval) > PAST else now - seconds
     past = {
         name: own.only((own.arrival_s >= start_s) & (own.arrival_s < now)).later(-start_s)
-        for name, own in timeline.asked.items()
+        for name, own in traffic.asked.items()
     }
-    return history_of(timeline.services, past, now - start_s)
+    return history_of(traffic.services, past, now - start_s)
 
 
 def history_of(of: Sequence[SeaService], past: dict[str, ServiceArrays], seconds: float) -> History:
