@@ -325,7 +325,7 @@ def prompt_scores(ranker: Ranker, requests: Sequence[Request], tokenizer: "Token
 def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
     """Raise InputError for an order that a server can't follow.
 
-    A server knows only the prompts. With a latency bound, it accepts requests in order of arrival.
+    A server knows only the prompts. With a latency bound, requests give way in the queue only (`Promised`).
     """
     if choice.plain:
         return
@@ -333,10 +333,10 @@ def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
         raise InputError(
             f"--order {choice.name} needs request data that a server does not receive: use one of {', '.join(SERVED)}."
         )
-    if latency_bound_s not in (None, inf):
+    if latency_bound_s not in (None, inf) and (choice.warm != "lru" or choice.preempt != "none"):
         raise InputError(
-            "A server with a latency bound accepts requests in order of arrival: leave out --latency-bound, or "
-            "--order, --starvation-guard and --warm-prefixes."
+            "A server with a latency bound counts on running requests and on pinned prefixes to stay: leave out "
+            "--latency-bound, or --preempt and --warm-prefixes."
         )
     if choice.name == "learned":
         find_ranker(choice)
@@ -361,6 +361,7 @@ def served_hints(
         prefill_s = float(batch_one_times(cost, [len(request.prompt_ids)], [1]).prefill[0])
         score = prompt_scores(ranker, [request], tokenizer)[0] if ranker else None
         (where_from,) = labelled([request.labels], [clock()])
-        return replace(where_from, score=score, prefill_s=prefill_s, service_time_s=mean_s)
+        timed = replace(where_from, prefill_s=prefill_s, service_time_s=mean_s, slack_s=request.slack_s)
+        return replace(timed, score=score)
 
     return hints

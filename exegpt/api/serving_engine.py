@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exegpt.options.served import EngineOptions, ServedOptions
-from xcore.batching import Hints
+from xcore.batching import Hints, Order
 from xcore.choices import admission_rule, with_adjustment
 from xcore.columns import parse_columns
 from xcore.console import output
@@ -19,6 +19,7 @@ from xcore.duration import duration_text
 from xcore.errors import Infeasible, InputError
 from xcore.files import model_directory, read_schedule
 from xcore.frozen_heap import frozen_heap
+from xcore.orders.promised import Promised
 from xcore.policies import TRAITS
 from xcore.requests.engine_protocol import Opened, Speed
 from xcore.requests.request import Request
@@ -82,11 +83,12 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         refused: Schedule | None = None
         while moved:
             link.leave_unless(engine.leads)
+            bounded = engine.schedule.latency_bound_s is not None
             how = Options(
                 spans=True,
                 promises=True,
-                order=asked.order_choice.make(engine.schedule, plan.opened.profile),
-                pins=asked.order_choice.plain and engine.schedule.latency_bound_s is not None,
+                order=_order(options, engine, plan.opened),
+                pins=bounded and asked.order_choice.warm == "lru",
                 hints=_hints(options, engine, plan.opened),
                 preemption=asked.order_choice.preemption(engine.schedule),
             )
@@ -100,6 +102,13 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         if options.report_speed and (speed := speed_now(plan.opened.profile, engine, ranks)):
             link.report(speed)
         link.close()
+
+
+def _order(options: EngineOptions, engine: Engine, opened: Opened) -> Order:
+    """Return the order of waiting requests; under a bound, it keeps what the server has promised."""
+    choice = options.asked.order_choice
+    order = choice.make(engine.schedule, opened.profile)
+    return order if choice.plain or engine.schedule.latency_bound_s is None else Promised(order)
 
 
 def _hints(options: EngineOptions, engine: Engine, opened: Opened) -> Callable[[Request], Hints] | None:

@@ -60,10 +60,14 @@ def engine_options(
         report_speed: Whether the layers are measured again when the engine ends.
     """
     from xcore.choices import check_columns
+    from xcore.files import read_schedule
     from xscheduler.ordering import check_served
     from xscheduler.policy_names import policy_names
 
     check_columns(options.columns, options.workload, scale=options.scale_to_context)
-    check_served(options.order_choice, options.latency_bound_s)
+    bound_s = options.latency_bound_s
+    if bound_s is None and options.schedule:
+        bound_s = read_schedule(options.schedule).latency_bound_s
+    check_served(options.order_choice, bound_s)
     policy_names(options.policy)  # refuse an unknown policy before anything is measured
     return EngineOptions(options, model, socket, report_speed)

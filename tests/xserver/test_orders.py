@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,14 @@ def ranker(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("giving_way", [(), ("--preempt", "swap")], ids=["running ones stay", "running ones give way"])
-def test_requests_that_a_ranker_expects_to_be_short_come_first(model, ranker, tmp_path, giving_way):
-    document.write(tmp_path / "schedule.json", schedule_for(model, max_num_seqs=1, prefills_per_step=1))
+@pytest.mark.parametrize(
+    ("giving_way", "bound_s"),
+    [((), None), (("--preempt", "swap"), None), ((), 300.0)],
+    ids=["running ones stay", "running ones give way", "under a bound"],
+)
+def test_requests_that_a_ranker_expects_to_be_short_come_first(model, ranker, tmp_path, giving_way, bound_s):
+    schedule = schedule_for(model, max_num_seqs=1, prefills_per_step=1)
+    document.write(tmp_path / "schedule.json", replace(schedule, latency_bound_s=bound_s))
     options = ("--order", "learned", "--ranker", str(ranker), *giving_way)
     ended = []
     with serving(model, tmp_path / "schedule.json", tmp_path, *options) as server, ThreadPoolExecutor(9) as pool:
@@ -111,7 +117,8 @@ def test_requests_are_ordered_by_what_their_runs_have_shown(model, graphs, tmp_p
     [
         (("--order", "srtf"), "--order srtf needs request data that a server does not receive: use one of fcfs, mlfq"),
         (("--order", "edf"), "--order edf needs request data that a server"),
-        (("--order", "mlfq", "-l", "5s"), "leave out --latency-bound, or --order, --starvation-guard"),
+        (("--order", "learned", "--preempt", "swap", "-l", "5s"), "leave out --latency-bound, or --preempt and"),
+        (("--warm-prefixes", "epwq", "-l", "5s"), "leave out --latency-bound, or --preempt and --warm-prefixes"),
         (("--order", "learned"), "--order learned needs --ranker FILE"),
         (("--order", "demand-slack", "--graphs", "no.json"), "'no.json'"),
     ],

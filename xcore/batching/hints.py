@@ -31,6 +31,8 @@ class Hints:
     """T': seconds from prefill to last token, alone on the replica."""
     service_time_s: float | None = None
     """L̂: the mean of `time_s` over its service's requests."""
+    slack_s: float | None = None
+    """Seconds for which others may pass the request in the queue without breaking a server's promise."""
     service_sd_s: float = 0.0
     """The standard deviation of `time_s` over its service's requests, in seconds."""
 

@@ -75,10 +75,17 @@ class Request(Spec):
 
     Orders of applications read it of a run's first request, as the deadline of the whole run.
     """
+    slack_s: float | None = None
+    """A server's: seconds in its queue during which others may pass it. None: nobody may, if the server has a bound."""
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes."""
     output_ids: tuple[int, ...] = ()
     """Its output by another engine: computed again with the prompt, and not reported again."""
+
+    @property
+    def least_tokens(self) -> int:
+        """Number of output tokens before which the model can't end the output."""
+        return self.max_tokens if self.ignore_eos and not self.stop_token_ids else self.min_tokens
 
     @property
     def greedy(self) -> bool:

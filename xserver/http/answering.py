@@ -5,12 +5,14 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from xserver.admission.admission_control import Promise
+from xserver.admission.slack import slack_s
 from xserver.admission.token_bounds import TokenBounds
 from xserver.http.api_error import RATE_LIMIT, ApiError, invalid
 from xserver.http.event_stream import EventStream, disconnected, event
@@ -259,6 +261,9 @@ def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival, cached: Sequen
     assert frontend.admission, "an engine that has opened"
     lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
     work.promise = frontend.admission.admit(lengths, arrival.at_s, cached)
+    if (bound_s := frontend.admission.bound_s) is not None:
+        for choice in work.choices:
+            choice.request = replace(choice.request, slack_s=slack_s(work.promise, bound_s))
 
 
 async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:
