@@ -116,13 +116,15 @@ class Answering:
 class Refusing:
     """Admission that refuses the first requests."""
 
+    bound_s = None
+
     def __init__(self, times: int):
         self.left = times
 
     def admit(self, lengths, arrived_s, cached):
         self.left -= 1
         if self.left >= 0:
-            raise Refusal(Demand(1, 1, False), "latency_bound", "Too late.", 0.0, 1.0, 0.0).error(0.2)
+            raise Refusal(Demand(1, 1, False), "latency_bound", "Too late.", 0.0, 0.0, 1.0, 0.0).error(0.2)
 
     def ended(self, output):
         pass

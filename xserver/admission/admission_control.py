@@ -8,7 +8,7 @@ request's maximum; left is the remainder of such an s, given the tokens that a s
 
 shared(l) is the time for l tokens on an engine that is shared until each sequence has its remaining tokens. The time
 per token is t(n) for n sequences (`pace.py`). n counts the running sequences that haven't ended by then, but at least
-as many as arrive meanwhile.
+as many as are accepted meanwhile.
 
 A prefill takes less time if a part of the prompt is cached. This counts for blocks that the engine keeps until the
 request starts: it pins the blocks of a request's prompt when it receives the request, and says how many. The frontend
@@ -87,11 +87,14 @@ class StartTable:
 
 
 class _Refused(Exception):
-    """A request that is refused now, but may fit after `room_s`; `for_others`: it would make others late."""
+    """A request that is refused now, but may fit after `room_s`, and further ones after `further_s`.
 
-    def __init__(self, code: str, why: str, room_s: float, for_others: bool = False):
+    `for_others`: it would make others late.
+    """
+
+    def __init__(self, code: str, why: str, room_s: float, further_s: float = 0.0, for_others: bool = False):
         super().__init__(why)
-        self.code, self.room_s, self.for_others = code, room_s, for_others
+        self.code, self.room_s, self.further_s, self.for_others = code, room_s, max(room_s, further_s), for_others
 
 
 class Admission:
@@ -120,7 +123,7 @@ class Admission:
         self.usual_input = max(usual_input, self._inputs.quantile(QUANTILE))
         """Input tokens up to which a request is under the bound."""
         self._pace = Pace(schedule, self._cost, opened.profile, now())
-        self._arrivals = ArrivalRate(schedule.latency_bound_s or 1.0)
+        self._acceptances = ArrivalRate(schedule.latency_bound_s or 1.0)
         self._retry, self._refusals = RetryAfter(schedule.latency_bound_s or 1.0), RecentRefusals()
         self._table = StartTable(now(), (), None, 0)
         self._accepted = 0
@@ -175,7 +178,6 @@ class Admission:
             if len(known) < len(kinds) or not self._outputs():
                 return
             refusal = known[0]
-        self._arrivals.come(bounds.sequences, now)
         raise self._refused(refusal)
 
     def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float, cached: Sequence[int] = ()) -> Promise:
@@ -185,7 +187,6 @@ class Admission:
         accepted one would come too late, or if too many sequences wait.
         """
         now = self._now()
-        self._arrivals.come(len(prompts), now)
         less = [self._pace.less_s(tokens, hit) for (tokens, _), hit in zip(prompts, cached, strict=False)]
         tokens = min(self._outputs_p99, max(most for _, most in prompts))
         demand = Demand(len(prompts), tokens, self._is_long(prompts), max(less, default=0.0))
@@ -196,6 +197,7 @@ class Admission:
         except _Refused as refused:
             raise self._refused(self._remember(prompts, arrived_s, demand, min(less, default=0.0), refused)) from None
         self._accepted += len(prompts)
+        self._acceptances.come(len(prompts), now)
         self._retry.accepted(now)
         self._pace.shared_by(len(self._outputs()) + len(prompts), now)
         return promise
@@ -231,14 +233,14 @@ class Admission:
         service_s = max(0.0, self._pace.first_s(load) - self._pace.scale(load) * min(less)) + float(shared[-1])
         finish = math.inf if start is None else start + service_s
         due = math.inf if self.bound_s is None or long else arrived_s + self._within_s - 2 * self._lag_s()
-        late_s = self._late_s(running, left, shared + self._prefills_s(running, less)) if self.bound_s else 0.0
+        late_s, ended_s = self._late_s(running, left, shared, less) if self.bound_s else (0.0, 0.0)
         if running and finish > due:
             why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
             own_s = self._wait_s(most, load) if math.isinf(finish) else finish - due
-            raise _Refused("latency_bound", why, max(own_s, late_s), late_s > 0)
+            raise _Refused("latency_bound", why, max(own_s, late_s), ended_s, late_s > 0)
         if late_s:
             why = f"Some of {len(running)} running requests would then miss the bound of {self.bound_s:g} s."
-            raise _Refused("latency_bound", why, late_s, True)
+            raise _Refused("latency_bound", why, late_s, ended_s, True)
         if self.bound_s is not None and long:
             self._check_share(running)
         start = math.inf if start is None else start
@@ -247,11 +249,19 @@ class Admission:
     def _is_long(self, prompts: Sequence[tuple[int, int]]) -> bool:
         return any(tokens > self.usual_input for tokens, _ in prompts)
 
-    def _prefills_s(self, running: Sequence[Output], less: Sequence[float]) -> float:
-        """Return the seconds of the prefills of waiting sequences, and of new ones that take this much less time."""
-        first_s, scale = self._pace.first_s(1), self._pace.scale(1)
+    def _prefills_s(self, running: Sequence[Output], left: Sequence[int], less: Sequence[float]) -> tuple[Array, Array]:
+        """Return the seconds of the prefills before each sequence ends: of the waiting ones, and of new ones too.
+
+        New ones take this much less time. A waiting sequence starts at a free place, or when another one ends.
+        """
+        joint_s, scale = self._pace.joint_prefill_s(), self._pace.scale(1)
         waiting = [self._pace.less_s(len(o.request.prompt_ids), o.held or 0) for o in running if not o.tokens]
-        return sum(max(0.0, first_s - scale * saved) for saved in (*waiting, *less))
+        sums_s = np.cumsum([0.0, *(max(0.0, joint_s - scale * saved) for saved in (*waiting, *less))])
+        begun = np.array([bool(output.tokens) for output in running])
+        places = (self._schedule.control.of_kind("residents") or math.inf) * self._schedule.replicas
+        ended = np.argsort(np.argsort(np.where(begun, left, np.inf), kind="stable"))
+        starts = np.where(begun, max(0.0, places - begun.sum()) + ended, math.inf)
+        return tuple(sums_s[np.minimum(starts, most).astype(int)] for most in (len(waiting), len(sums_s) - 1))
 
     def _left(self, running: Sequence[Output]) -> list[int]:
         """Return how many further tokens of each running sequence 99 of 100 similar sequences stay below."""
@@ -265,30 +275,38 @@ class Admission:
     def _shared_s(self, left: Sequence[int]) -> Array:
         """Return the seconds until each of the sequences that share the engine has its tokens.
 
-        The load falls as sequences end, but not below the load of new arrivals. New sequences arrive at the recent rate
-        and stay for the mean service time (Little's law).
+        The load falls as sequences end, but not below the load of new ones. These are accepted at the recent rate and
+        stay for the mean service time (Little's law).
         """
         tokens, order = np.array(left, dtype=np.float64), sorted(range(len(left)), key=left.__getitem__)
         load = len(left)
         by_load_s = self._pace.tokens_s(load)
-        coming = math.ceil(self._arrivals.rate(self._now()) * self._lengths.mean * by_load_s[-1])
+        coming = math.ceil(self._acceptances.rate(self._now()) * self._lengths.mean * by_load_s[-1])
         token_s = by_load_s[np.maximum(np.arange(load, 0, -1), min(load, coming)) - 1]
         seconds = np.empty(len(left))
         seconds[order] = np.cumsum(np.diff(tokens[order], prepend=0.0) * token_s)
         return seconds
 
-    def _late_s(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> float:
-        """Return the seconds until the first sequence ends that one more sequence would make late; 0 if there is none.
+    def _late_s(
+        self, running: Sequence[Output], left: Sequence[int], shared: Array, less: Sequence[float]
+    ) -> tuple[float, float]:
+        """Return the seconds until the prompts of `less` would make no sequence late; zeros if they make none late now.
 
-        Sequences that are late anyway don't count.
+        The second figure is the time until those have ended that they would make late: no more prompts fit earlier.
+        `shared` are the seconds with them, without any prefills. Sequences that are late anyway don't count. The later
+        the prompts come, the less time they share with another sequence before that ends.
         """
+        if not running:
+            return 0.0, 0.0
         now, alone_s = self._now(), self._pace.token_s(1)
-        late = [
-            seconds
-            for output, tokens, seconds in zip(running, left, shared.tolist(), strict=False)
-            if now + seconds > output.due_s >= now + tokens * alone_s
-        ]
-        return min(late, default=0.0)
+        waiting_s, prefills_s = self._prefills_s(running, left, less)
+        due_s, ends_s = np.array([output.due_s - now for output in running]), shared[: len(running)] + prefills_s
+        late = (ends_s > due_s) & (due_s >= np.array(left) * alone_s)
+        if not late.any():
+            return 0.0, 0.0
+        without_s, new_s = self._shared_s(left) + waiting_s, prefills_s - waiting_s
+        share = np.clip((due_s - without_s - new_s) / np.maximum(ends_s - without_s - new_s, 1e-9), 0.0, 1.0)
+        return max(_LEAST_S, float(np.max(((1 - share) * ends_s)[late]))), float(np.min(ends_s[late]))
 
     def _remember(
         self, prompts: Sequence[tuple[int, int]], arrived_s: float, demand: Demand, less: float, refused: "_Refused"
@@ -313,12 +331,13 @@ class Admission:
     def _refusal(self, demand: Demand, refused: "_Refused") -> Refusal:
         now, load = self._now(), min(max(1, len(self._outputs())), self._pace.most)
         per_s = load / self._pace.service_s(round(self._lengths.mean), load)
-        return Refusal(demand, refused.code, str(refused), now + refused.room_s, per_s, now)
+        until_s, further_s = now + refused.room_s, now + refused.further_s
+        return Refusal(demand, refused.code, str(refused), until_s, further_s, per_s, now)
 
     def _refused(self, refusal: Refusal) -> ApiError:
         """Count a refusal and return its error."""
         now = self._now()
-        return refusal.error(self._retry.refused(refusal.until_s - now, now, refusal.per_s))
+        return refusal.error(self._retry.refused(refusal.until_s - now, now, refusal.per_s, refusal.further_s - now))
 
     def _wait_s(self, most: int, load: int) -> float:
         """Return the seconds until few enough sequences share the engine for such a request to be in time."""
@@ -402,7 +421,8 @@ class Admission:
         rows = []
         for output in self._outputs():
             request, generated = output.request, len(output.tokens)
-            ends = self._lengths.supposed(int(request.id), generated, request.max_tokens)
+            supposed = self._lengths.supposed(int(request.id), generated, request.max_tokens)
+            ends = max(supposed, request.least_tokens)
             lengths = len(request.prompt_ids), request.max_tokens, ends, generated
             rows.append(Standing(*lengths, output.keys, output.held or 0))
         return rows
@@ -425,11 +445,14 @@ class Admission:
         residents = self._schedule.control.of_kind("residents") or 64
         typical, capacity = round(self._inputs.mean), self._schedule.kv_blocks * self._schedule.block_size
         most = max(1, min(self._outputs_p99, capacity - typical))
-        count = max(16, len(running), residents)
+        free = max(0, residents - len(running) - len(waiting))
+        count = max(16, len(running), residents + free)
         beyond = [Standing(typical, most, self._lengths.supposed(n, 0, most)) for n in range(count)]
         after = continue_from(self._schedule, self._cost, [*running, *waiting, *beyond], self.bound_s)
         starts = [c.start_s for c in after[len(running) :] if c.start_s is not None]
         ordered = np.maximum.accumulate(starts) if starts else np.zeros(0)
         whole = len(starts) == len(waiting) + len(beyond)
-        gap = float(ordered[-1] - ordered[len(waiting)]) / (len(beyond) - 1) / replicas if whole else None
+        # The first places may be free at once: only a whole round of starts shows how fast the others become free.
+        last = count - 1 - free
+        gap = float(ordered[-1] - ordered[-1 - last]) / last / replicas if whole else None
         return tuple(np.repeat(ordered, replicas).tolist()), gap

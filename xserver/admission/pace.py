@@ -30,6 +30,8 @@ _SCALES = 0.5, 3.0
 """Limits of the scale: a machine whose speed differs more needs another schedule."""
 _LEAST_S = 0.05
 """Minimum time between two marks of the work."""
+_WAITING = 64
+"""Number of waiting sequences from which the time of joint prefills is predicted."""
 _MARKS = 8192
 """Number of marks kept: at least seven minutes."""
 
@@ -54,6 +56,9 @@ class Pace:
         """By whole load: seconds per token, without any prefill, and sequences per second of a replica's stage."""
         self._rows: list[list[float]] = self._columns.T.tolist()
         self._first_s: list[float] = np.interp(whole, self._loads, first_s).tolist()
+        prompts = [Standing(self._input, 1, 1)] * _WAITING
+        ran = continue_from(schedule, cost, prompts, math.inf)
+        self._joint_s = max(c.finish_s or 0.0 for c in ran) / len(ran)
         self._saved_s = 0.0
         """The mean predicted time of a prefill that recent sequences have saved."""
         self._scales: dict[int, float] = {}
@@ -66,6 +71,10 @@ class Pace:
     def first_s(self, load: float) -> float:
         """Return the seconds from a sequence's start to its first token at this load."""
         return self.scale(load) * self._first_s[min(math.ceil(load), len(self._first_s) - 1)]
+
+    def joint_prefill_s(self) -> float:
+        """Return the seconds per prefill while many sequences wait for theirs: an iteration may have several."""
+        return self.scale(1) * self._joint_s
 
     def token_s(self, load: float) -> float:
         """Return the seconds per further token at this load."""

@@ -38,7 +38,9 @@ class Refusal:
     code: str
     why: str
     until_s: float
-    """When there may be room, by the monotonic clock."""
+    """When there may be room for one such request, by the monotonic clock."""
+    further_s: float
+    """When there may be room for more of them."""
     per_s: float
     """Sequences per second that the engine ends at its present load."""
     made_s: float

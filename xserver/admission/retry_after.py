@@ -39,11 +39,11 @@ class RetryAfter:
         """Count an answer that has ended."""
         self._ended.come(1, now_s)
 
-    def refused(self, room_s: float, now_s: float, per_s: float) -> float:
+    def refused(self, room_s: float, now_s: float, per_s: float, further_s: float = 0.0) -> float:
         """Count a refusal and return the seconds after which the client should retry.
 
-        There may be capacity after `room_s`, and from then on for as many requests per second as answers have ended, in
-        the beginning of an overload at least for the predicted `per_s`.
+        There may be capacity for one request after `room_s`. From `further_s` on, there is some for as many requests
+        per second as answers have ended, in the beginning of an overload at least for the predicted `per_s`.
         """
         if now_s - self._last_s > self._memory_s:
             self._since_s = now_s
@@ -51,13 +51,15 @@ class RetryAfter:
         self._last_s = now_s
         self._refused.come(1, now_s)
         accepted, refused = self._accepted.rate(now_s), self._refused.rate(now_s)
-        if accepted >= _LIKELY * (accepted + refused):
-            return min(_MOST_S, room_s)
+        overloaded = accepted < _LIKELY * (accepted + refused)
+        lasts_s = _LONGER * (now_s - self._since_s) if overloaded else 0.0
         while self._returns and self._returns[0] < now_s:
             self._returns.popleft()
         ended = max(self._ended.rate(now_s), 1.0 / self._memory_s)
         begins = now_s - self._since_s <= self._memory_s
+        if self._returns:  # one request will have taken the capacity
+            room_s = max(room_s, further_s)
         turns_s = len(self._returns) / (_SHARE * (max(ended, per_s) if begins else ended))
-        after_s = min(_MOST_S, max(room_s, _LONGER * (now_s - self._since_s)) + turns_s)
+        after_s = min(_MOST_S, max(room_s, lasts_s) + turns_s)
         self._returns.append(max(now_s + after_s, self._returns[-1] if self._returns else 0.0))
         return after_s

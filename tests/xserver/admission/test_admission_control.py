@@ -210,7 +210,7 @@ def test_more_are_accepted_where_few_others_come():
         for number, output in enumerate(present):
             output.request = replace(output.request, max_tokens=1 + number)
         made = admission(present, bound_s=8.0, **WIDE)
-        made._arrivals.come(come, 100.0)
+        made._acceptances.come(come, 100.0)
         accepted.append(0)
         with pytest.raises(ApiError, match="latency bound"):
             while True:
