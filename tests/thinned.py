@@ -123,7 +123,6 @@ LONG = frozenset(
         "exegpt/reproduction/test_learned_order.py::test_requests_are_those_of_a_minute",
         "exegpt/reproduction/test_samullm.py::test_where_the_greedy_is_behind_min_it_stops_the_longest_chain",
         "exegpt/reproduction/test_seallm.py::test_a_scenario_is_measured_under_all_systems",
-        "golden/test_replays.py::test_replays_are_what_they_were",
         "kernels/test_attention_gpu.py::test_work_lists_of_more_keys_than_are_seen",
         "kernels/test_no_token.py::test_penalties_biases_and_masks_hide_nothing",
         "kernels/test_numba_threads.py::test_openmp_settings_of_the_environment_hold",

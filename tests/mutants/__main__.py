@@ -4,8 +4,9 @@ The mutants are cosmic-ray's. Its own command, like mutmut, runs one list of tes
 cannot sample. Here the tests of the mutated folder run, closest first, in a forked process that has imported the
 libraries already and stops at the first failure. A mutant that needs `PATIENCE` times the tests' seconds is killed.
 
-The working tree is copied to a temporary folder and is itself never changed. `equivalent.yaml` lists mutants that
-compute the same as the original. They run too: one that is killed is listed wrongly, and an error.
+The working tree is copied to a temporary folder and is itself never changed; what others change in it meanwhile isn't
+seen. `equivalent.yaml` lists mutants that compute the same as the original. They run too: one that is killed is listed
+wrongly, and an error.
 """
 
 import argparse
@@ -21,47 +22,13 @@ from pathlib import Path
 
 import yaml
 
+from tests.mutants.judges import ROOT, TESTS, tests_of
 from tests.mutants.sample import Mutant, sample
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = "hypothesis numba numpy optuna pyarrow pydantic pytest scipy.optimize scipy.stats".split()
 PATIENCE = 2
 ENOUGH = 0.9
-# Path of modules (the longest that fits counts): tests that should notice, quickest first.
-TESTS = {
-    "xcore/batching": "golden xcore/batching xcore/policies xsimulator/replay",
-    "xcore/policies": "golden xcore/policies xcore/batching xscheduler/test_ties.py xsimulator/replay",
-    "xsimulator/replay": "golden xsimulator/replay xcore/batching/test_prefix_pool.py "
-    "xsimulator/steady/test_occupancy.py",
-    "xsimulator/cost": "xsimulator/cost xsimulator/steady",
-    "xsimulator/steady": "xsimulator/steady xsimulator/test_estimates.py",
-    "xscheduler": " ".join(
-        f"xscheduler/test_{name}.py"
-        for name in (
-            "ties allocation policy_spaces cache advice search ceilings tune open_tune admission families".split()
-        )
-    ),
-    "xmulti/sharing": "xmulti/sharing",
-    "xmulti/sharing/plan_replay": "xmulti/sharing/test_call_replay.py xmulti/sharing/test_shared_devices.py",
-    "xmulti/sharing/plan_engines": "xmulti/sharing/test_call_replay.py xmulti/sharing/test_plan_replicas.py",
-    "xmulti/sharing/unit_loads": "xmulti/sharing/test_plan_replay.py xmulti/sharing/test_call_replay.py",
-    **dict.fromkeys(
-        ("xcore/policies/sharing", "xcore/policies/priority_sharing", "xcore/policies/one_phase"),
-        " ".join(f"xmulti/sharing/test_{name}.py" for name in ("unit", "priority", "cluster")),
-    ),
-    **dict.fromkeys(
-        ("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"),
-        "xscheduler/test_rates.py xscheduler/test_goodput.py",
-    ),
-}
 FOLDERS = [path for path in TESTS if (ROOT / path).is_dir()]
-
-
-def tests_of(path: str) -> tuple[list[str], list[str]]:
-    """Arguments of pytest for the mutants of a module: the tests of its own name, and those listed."""
-    listed = TESTS[max((start for start in TESTS if path.startswith(start)), key=len)]
-    files = sorted((ROOT / "tests" / path).parent.glob(f"test_{Path(path).stem}.py"))
-    return [str(file.relative_to(ROOT)) for file in files], [f"tests/{name}" for name in listed.split()]
 
 
 def notices(tree: Path, arguments: list[str], cpu_s: int = resource.RLIM_INFINITY) -> bool:
@@ -110,7 +77,7 @@ def judge(tree: Path, mutants: list[Mutant]) -> Counter[str]:
     limits: dict[str, int] = {}
     counts: Counter[str] = Counter()
     for mutant in mutants:
-        files, tests = tests_of(mutant.path)
+        files, tests = tests_of(mutant.path, tree)
         key = " ".join(tests)
         limits[key] = limits.get(key) or limit(tree, tests)
         outcome = "killed" if killed(tree, mutant, files + tests, limits[key]) else "survived"
@@ -151,7 +118,7 @@ def main() -> int:
         tree = Path(place) / "tree"
         copy_tree(tree)
         for folder in options.folders:
-            counts[folder] = judge(tree, sample(ROOT, folder, options.sample, options.seed))
+            counts[folder] = judge(tree, sample(tree, folder, options.sample, options.seed))
     print("| folder | mutants | killed | equivalent | survived | killed of the others |\n|---|---|---|---|---|---|")
     for folder, count in counts.items():
         share = count["killed"] / max(1, count["killed"] + count["survived"])

@@ -1,9 +1,12 @@
-"""The sample of mutants is that of its seed, and the list of equivalent ones is up to date."""
+"""The sample of mutants is that of its seed, and the lists of tests and of equivalent mutants are up to date."""
 
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.mutants import judges
+from tests.mutants.judges import LONG, TESTS
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = yaml.safe_load((ROOT / "tests/mutants/equivalent.yaml").read_text(encoding="utf-8"))
@@ -30,3 +33,20 @@ def test_a_seed_gives_its_own_mutants_at_different_places(tmp_path):
     numbers = [[int(text.split("=")[1]) for text in (mutant.before, mutant.after)] for mutant in first]
     assert all(abs(before - after) == 1 for before, after in numbers)
     assert len(sample(tmp_path, "some", 99, 1)) == 9, "the decorator's arguments and `*` are left alone"
+
+
+@pytest.mark.parametrize("start", TESTS)
+def test_the_tests_that_judge_are_there_and_so_are_the_modules(start):
+    modules = [path.relative_to(ROOT).as_posix() for path in ROOT.glob(f"{start}*") if path.name != "__pycache__"]
+    assert modules, "no such module"
+    assert [name for name in TESTS[start].split() if not (ROOT / "tests" / name).exists()] == []
+    own, others = judges.tests_of(f"{start}/some.py")
+    assert own == [] and others and all((ROOT / name).is_file() for name in others)
+    assert len(others) == len(set(others)) and not set(others) & set(LONG)
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_a_long_test_judges_the_module_of_its_name_alone_and_first(path):
+    module = f"{Path(path).relative_to('tests').parent}/{Path(path).stem.removeprefix('test_')}.py"
+    assert (ROOT / path).is_file() and (ROOT / module).is_file()
+    assert judges.tests_of(module)[0] == [path]
