@@ -53,3 +53,10 @@ def test_prompts_alone_are_cut_evenly_in_the_order_of_their_turns(step, count, e
 def test_replicas_deal_requests_to_their_micro_batches_in_turn():
     batching = MicroBatching(3, replicas=2)
     assert [batching.index(Sequence(i, 1, 1)) for i in range(8)] == [0, 0, 1, 1, 2, 2, 0, 0]
+
+
+def test_a_step_gives_tokens_where_a_prompt_is_complete_or_a_sequence_decodes():
+    prompt, running = Sequence(0, 5, 4), Sequence(1, 5, 4)
+    part, rest, decode = Step(encode=((prompt, 2),)), Step(encode=((prompt, 5),)), Step(decode=(running,))
+    assert [step.gives_tokens(False) for step in (part, rest, decode)] == [False, True, True]
+    assert [step.gives_tokens(True) for step in (part, rest, decode)] == [False, False, True]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.xcore.small_specs import MODEL, changed, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans, stages_of
+from xcore.batching import MicroBatching
 from xcore.errors import InputError
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Table
@@ -21,6 +22,8 @@ from xsimulator.replay import compiled
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays, dealt
 from xsimulator.replay.event_simulator import drawn_steps, replay
 from xsimulator.replay.following_turns import FollowingTurns
+from xsimulator.replay.python_loop import _Missed
+from xsimulator.replay.record import Record
 from xsimulator.replay.watch import Watch
 
 event_loop = pytest.importorskip("xsimulator.replay.event_loop", reason="exegpt was installed without a C compiler")
@@ -377,3 +380,12 @@ def test_front_end_time_counts_for_bounds_on_first_tokens_and_latencies_alone():
         watch = [Watch(limits, np.zeros(3), np.zeros(3)) for _ in range(2)]
         assert Replicas(PROFILE).serve(made, arrays(requests), watch[0]) is not None
         assert (Replicas(FRONT_END).serve(made, arrays(requests), watch[1]) is None) == (place != 1)
+
+
+def test_a_bound_is_broken_after_its_time_and_not_at_it():
+    """A request that arrives at 1 s has a bound of 2 s on its first token, which is due at 3 s and may come then."""
+    watch = Watch(np.array([2.0, np.inf, np.inf]), np.zeros(3), np.zeros(3))
+    record = Record(1, MicroBatching(1).index, False)
+    missed = _Missed([RequestLengths(10, 5, 1.0)], [1], record, watch)
+    assert not missed.broken(3.0) and not watch.missed.any()
+    assert missed.broken(3.0 + 1e-9) and watch.missed.tolist() == [1, 0, 0]

@@ -171,3 +171,17 @@ def test_a_waiting_sequence_counts_on_no_other_blocks_than_those_kept_for_it():
         )
     ]
     assert finishes[0] == finishes[1] > finishes[2]
+
+
+def test_a_waiting_sequence_counts_on_the_cached_tokens_that_are_kept_for_it_alone():
+    """Of a prompt that a running sequence has whole, two blocks are kept: it is as if they shared these two only."""
+    schedule = replace(schedule_of("orca"), prefix_caching=True)
+    cost, size = ReplicaCost.of(schedule, PROFILE), schedule.block_size
+    shared, others = [f"block {i}" for i in range(60)], [f"other {i}" for i in range(58)]
+
+    def ends(keys, held):
+        standing = [Standing(60 * size + 1, 50, 50, 5, shared), Standing(60 * size + 1, 50, 50, 0, keys, held)]
+        return [each.finish_s for each in continue_from(schedule, cost, standing, 1e9)]
+
+    assert ends(shared, 2 * size) == ends([*shared[:2], *others], 2 * size)
+    assert ends(shared, 40 * size)[1] < ends(shared, 2 * size)[1]

@@ -5,6 +5,7 @@ import pytest
 from tests.xcore.small_specs import profile
 from tests.xrunner.cells import schedule
 from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import RequestLengths
 from xsimulator.replay.dependent_requests import After, replay_dependent
 from xsimulator.replay.event_simulator import replay
@@ -40,3 +41,17 @@ def test_a_request_arrives_after_the_end_of_another():
     fixed = [RequestLengths(row.input, row.output, times[i].arrival_s) for i, row in enumerate(rows)]
     again = {each.index: each for each in replay(plan(), PROFILE, fixed, timeline=False, step_by_step=True).served}
     assert again == times
+
+
+def test_a_follower_on_another_replica_begins_at_its_arrival_though_a_long_row_of_iterations_is_under_way():
+    """Replicas take turns: the follower of the second one's request comes to the first, as if it had arrived there."""
+    rows = [RequestLengths(20, 300, 0.0), RequestLengths(20, 5, 0.0), RequestLengths(30, 9, 0.0)]
+    twice = plan(replicas=2, cluster=parse_cluster("2xA40"))
+    served = replay_dependent(twice, PROFILE, rows, [None, None, After(1, 0.0)]).served
+    first, short, follower = sorted(served, key=lambda each: each.index)
+    fixed = [rows[0], RequestLengths(30, 9, short.finish_s)]
+    alone = replay(plan(), PROFILE, fixed, timeline=False, step_by_step=True).served
+    assert follower.finish_s < first.finish_s
+    assert sorted((s.start_s, s.first_token_s, s.finish_s) for s in alone) == sorted(
+        (s.start_s, s.first_token_s, s.finish_s) for s in (first, follower)
+    )

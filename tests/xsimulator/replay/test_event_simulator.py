@@ -22,7 +22,7 @@ from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.decode_cache import DecodeStepCache
 from xsimulator.cost.stage import Chunks
 from xsimulator.replay.cells import _shape
-from xsimulator.replay.event_simulator import replay
+from xsimulator.replay.event_simulator import in_turn, replay
 from xsimulator.steady import rra
 from xsimulator.steady.scenario import Scenario
 
@@ -352,3 +352,14 @@ def test_a_pipeline_works_on_several_micro_batches_at_once():
         own = [span for span in run.timeline.spans if span.micro_batch == micro_batch]
         assert all(a.end_s <= b.start_s + 1e-12 for a, b in itertools.pairwise(own))
     assert sum(run.estimate.utilisation) > 1.8
+
+
+def test_micro_batches_are_those_of_the_list_whatever_the_order_of_arrival():
+    """The compiled loop numbers requests by arrival, so that a list in another order is left to the lanes."""
+    plan = disaggregated(stages=stages_of(MODEL, "encode", 0, 1) + stages_of(MODEL, "decode", 1, 2))
+    rows = [RequestLengths(20 + 9 * i, 5 + 40 * (i % 3), 0.02 * (7 * i % 10)) for i in range(10)]
+    quick, slow = (replay(plan, PROFILE, rows, timeline=False, lanes=lanes) for lanes in (False, True))
+    assert [s.index for s in quick.served] == [s.index for s in slow.served]
+    assert [s.finish_s for s in quick.served] == pytest.approx([s.finish_s for s in slow.served], rel=1e-9)
+    assert not in_turn(plan, rows) and in_turn(plan, sorted(rows, key=lambda row: row.arrival_s))
+    assert in_turn(schedule("orca"), rows), "one micro-batch has them all"

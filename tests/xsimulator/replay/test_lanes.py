@@ -8,15 +8,18 @@ import pytest
 
 from tests.xcore.small_specs import MODEL, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, disaggregated
-from xcore.batching import BlockPool, Ledger, Sequence
+from xcore.batching import BlockPool, Ledger, MicroBatching, Sequence
 from xcore.batching.sequence import PREEMPTED
 from xcore.orders import fcfs
 from xcore.policies.from_schedule import make_policy
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import Stage
 from xcore.specs.workload import RequestLengths
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.event_simulator import replay
 from xsimulator.replay.lanes import Lane
+from xsimulator.replay.record import Record
+from xsimulator.replay.replica import Replica
 
 
 class Watched:
@@ -122,3 +125,18 @@ def test_prompts_alone_do_not_pile_up_before_a_slow_stage(policy, way):
     begun = [sum(s.start_s < step for s in served) for step in sorted({s.start_s for s in served})]
     each = max(begun[1:2])
     assert max(b - f for b, f in zip(begun, finishes, strict=True)) == 2 * each
+
+
+def test_a_request_that_arrives_during_a_step_waits_for_its_end():
+    """The lane that computes isn't woken; one that waits is."""
+    plan = schedule("orca")
+    cost, batching = ReplicaCost.of(plan, PROFILE), MicroBatching(1)
+    replica = Replica(plan, cost, Record(2, batching.index, False), batching)
+    assert replica.next_event() == 0.0
+    replica.act(0.0)
+    replica.submit(Sequence(0, 900, 4, 1.0))
+    assert replica.next_event() == 1.0
+    replica.act(1.0)
+    ends_s = replica.next_event()
+    replica.submit(Sequence(1, 20, 4, (1.0 + ends_s) / 2))
+    assert 1.0 < ends_s == replica.next_event()

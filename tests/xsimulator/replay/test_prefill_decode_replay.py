@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.xcore.small_specs import MODEL, schedule
 from tests.xsimulator.replay.test_compiled import PROFILE, arrays
 from tests.xsimulator.replay.test_event_simulator import stages_of
+from xcore.specs.cluster import parse_cluster
 from xcore.specs.prefill_decode import PrefillDecode
 from xcore.specs.workload import RequestLengths
 from xsimulator.replay import compiled
@@ -86,3 +87,11 @@ def test_a_replica_for_each_request_makes_none_wait():
     assert each.finished.tolist() == pytest.approx([alone.finished[0]] * 3)
     together = hand_over(plan_of(1, 3), PROFILE, Replicas(PROFILE), arrays(rows))
     assert (np.sort(together.finished)[1:] >= alone.finished[0]).all()
+
+
+def test_keys_and_values_go_between_nodes_where_no_node_holds_all_replicas():
+    """Three replicas of a device each, on a node of four devices and on nodes of two."""
+    profile = replace(PROFILE, send_between_nodes=replace(PROFILE.send, values=(1.0, 2.0)))
+    for devices_per_node, table in ((4, profile.send), (2, profile.send_between_nodes)):
+        cluster = replace(parse_cluster("4xA40"), devices_per_node=devices_per_node)
+        assert KVLink.of(plan_of(1, 2, cluster=cluster), profile).seconds == table
