@@ -5,6 +5,7 @@ from pathlib import Path
 
 from exegpt.options.option_record import command, option, required
 from exegpt.options.served import EngineOptions, ServedOptions
+from exegpt.options.values import plan_rankers
 from xcore.errors import InputError
 from xcore.frozen_heap import imports
 
@@ -37,6 +38,8 @@ def engine(options: EngineCommandOptions) -> None:
             options.attention,
             options.threads,
             options.report_speed,
+            options.order,
+            plan_rankers(options.ranker),
         )
         with job() as ranks:
             return serving_unit.serve(unit, ranks)

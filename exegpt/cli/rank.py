@@ -54,6 +54,8 @@ def train(options: TrainOptions) -> None:
     import time
     from dataclasses import asdict, replace
 
+    import numpy as np
+
     from exegpt.api.ranking.evaluation import evaluate
     from exegpt.api.ranking.examples import arrays, of_part, read_examples
     from exegpt.api.ranking.training import Recipe, train_ranker
@@ -71,6 +73,9 @@ def train(options: TrainOptions) -> None:
     start = time.perf_counter()
     ranker = train_ranker(*arrays(train_part), recipe)
     seconds = time.perf_counter() - start
+    # Scores of trained prompts are spread wider than those of prompts that will come.
+    reference = ranker.scores([example.prompt for example in validation]).astype(np.float32)
+    ranker = replace(ranker, reference=reference)
     ranker.save(options.out)
     evaluation = evaluate({"ranker": ranker}, train_part, validation)
     if options.json:

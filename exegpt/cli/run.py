@@ -28,6 +28,9 @@ def run(options: RunOptions) -> None:
     Example: mpirun -n 4 exegpt run --model my-model --schedule schedule.json --requests requests.jsonl
 
     Example: exegpt run --plan plan.json --requests requests.jsonl
+
+    Example: exegpt run --plan plan.json --requests requests.jsonl --order learned --ranker chat=chat.npz --ranker
+    code=code.npz
     """
     if options.plan is not None:
         from exegpt.cli.run_plan import run_plan

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from exegpt.options.option_record import option_name, typed_options
 from exegpt.options.run import RunOfPlanOptions, RunOptions
-from exegpt.options.values import directories
+from exegpt.options.values import directories, plan_rankers
 from xcore.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,8 +46,14 @@ def run_plan(options: RunOptions, plan: Path) -> None:
         in_turn=options.in_turn,
         columns=options.columns,
         scale_to_context=options.scale_to_context,
+        order=options.order,
+        rankers=plan_rankers(options.ranker),
     )
     if has_stages(plan):
+        if options.order or options.ranker:
+            raise InputError(
+                f"'{plan}' is a plan of stages, whose calls have their order: leave --order and --ranker out."
+            )
         from exegpt.cli.run_stages import run_stages
 
         return run_stages(asked, options.json)

@@ -16,6 +16,8 @@ def simulate(options: SimulateOptions) -> None:
     Example: exegpt simulate --command "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 128" --cluster 1xH100-SXM
     --workload 2048/256 --rate 5/s
 
+    Example: exegpt simulate --plan plan.json --order learned --ranker-tau 0.62
+
     Example: exegpt simulate --model opt-13b --cluster 4xA40 --policy rra --encode-batch 40 --decode-iterations 16
 
     Example: exegpt simulate --model llama-3.1-8b --cluster 1xH100-SXM --replay trace.jsonl --prefix-caching --out
@@ -64,7 +66,8 @@ def _simulate_plan(options: SimulateOptions, plan: Path) -> None:
     replay, scale = Path(options.replay) if options.replay else None, options.scale_to_context
     check_columns(options.columns, options.replay, scale=scale)
     columns = parse_columns(options.columns) if options.columns else None
-    prediction = simulate_plan(plan, replay, options.timeline, options.profile or (), columns, scale)
+    order = options.order, options.ranker_tau
+    prediction = simulate_plan(plan, replay, options.timeline, options.profile or (), columns, scale, *order)
     if options.json:
         facts = {**prediction.facts, "assumptions": prediction.assumptions, "provenance": output.provenance()}
         return output.emit(facts)

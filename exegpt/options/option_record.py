@@ -82,6 +82,8 @@ def option_words(field: str, value: object) -> list[str]:
     name = option_name(field)
     if isinstance(value, bool):
         return [name if value else name.replace("--", "--no-", 1)]
+    if isinstance(value, list):
+        return [word for each in value for word in (name, str(each))]
     return [name, str(value)]
 
 

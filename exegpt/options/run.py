@@ -11,7 +11,12 @@ from xcore.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOfPlanOptions(shared_options.TraceOptions, shared_options.DeviceOptions, shared_options.PluginOptions):
+class RunOfPlanOptions(
+    shared_options.TraceOptions,
+    shared_options.DeviceOptions,
+    shared_options.PluginOptions,
+    shared_options.PlanOrderOptions,
+):
     """The options that a run of a plan takes too."""
 
     model: list[str] | None = option(None, "A model directory in the Hugging Face layout; with --plan NAME=DIR.", "-m")

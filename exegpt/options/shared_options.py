@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exegpt.options.option_record import option, required
-from exegpt.options.values import load_plugins
+from exegpt.options.values import load_plugins, only_ranker
 
 if TYPE_CHECKING:
     from xscheduler.ordering import OrderChoice
@@ -56,10 +56,9 @@ ADMISSION_HELP = (
     "them; when none are left, the newest request is preempted."
 )
 ADMISSION = option(None, ADMISSION_HELP + " Default: reserve.")
-ORDER = option(
-    None,
+ORDER_HELP = (
     "Order of admission: fcfs (default), fcfs-app, round-robin, mlfq, sjf, srtf, learned, product, "
-    "doubling-budget, least-slack, edf, gittins, demand-slack or vtc (docs/multimodel.md).",
+    "doubling-budget, least-slack, edf, gittins, demand-slack or vtc (docs/multimodel.md)."
 )
 GRAPHS = option(
     None,
@@ -263,12 +262,22 @@ class ShuffleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderOptions:
-    """The order of waiting requests."""
+class PlanOrderOptions:
+    """The order of waiting requests, of one model or of a plan's."""
 
-    order: str | None = ORDER
+    order: str | None = option(None, ORDER_HELP)
+    ranker: list[str] | None = option(
+        None,
+        "The ranker for --order learned, a file written by `exegpt rank train`; where a plan takes it, NAME=FILE for "
+        "each model.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions(PlanOrderOptions):
+    """The order of waiting requests, and what happens to running ones."""
+
     starvation_guard: bool = STARVATION_GUARD
-    ranker: Path | None = option(None, "The ranker for --order learned, a file written by `exegpt rank train`.")
     graphs: Path | None = GRAPHS
     warm_prefixes: str | None = WARM_PREFIXES
     knob: float | None = KNOB
@@ -281,7 +290,8 @@ class OrderOptions:
         from xscheduler.ordering import OrderChoice
 
         further = (self.warm_prefixes, self.knob, self.preempt, self.swap_blocks)
-        return OrderChoice.of(self.order, self.starvation_guard, self.ranker, None, self.graphs, *further)
+        ranker = only_ranker(self.ranker)
+        return OrderChoice.of(self.order, self.starvation_guard, ranker, None, self.graphs, *further)
 
 
 def _fix(what: str, most: int | None = None) -> int | None:

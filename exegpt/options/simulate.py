@@ -25,6 +25,12 @@ class PlanSimulationOptions(shared_options.TraceOptions, shared_options.PluginOp
     )
     profile: list[str] | None = shared_options.PROFILES
     threads: int | None = shared_options.THREADS
+    order: str | None = option(
+        None, shared_options.ORDER_HELP + " With --plan: fcfs, sjf or learned. Default there: that of its method."
+    )
+    ranker_tau: float | None = option(
+        None, "Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +71,12 @@ class SimulateOptions(
     rate: str | None = shared_options.RATE
     seed: int = shared_options.SEED
     out: Path | None = option(None, "Write each replayed request's times to this file, as JSON lines.", "-o")
-    order: str | None = shared_options.ORDER
     starvation_guard: bool = shared_options.STARVATION_GUARD
     graphs: Path | None = shared_options.GRAPHS
     warm_prefixes: str | None = shared_options.WARM_PREFIXES
     knob: float | None = shared_options.KNOB
     preempt: str | None = shared_options.PREEMPT
     swap_blocks: int | None = shared_options.SWAP_BLOCKS
-    ranker_tau: float | None = option(
-        None, "Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."
-    )
 
     @property
     def order_choice(self) -> "OrderChoice":

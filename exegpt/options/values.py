@@ -22,6 +22,15 @@ def only_profile(profiles: list[str] | None) -> str | None:
     return profiles[0] if profiles else None
 
 
+def only_ranker(rankers: list[str] | None) -> Path | None:
+    """Return the single ranker of a model; InputError for several."""
+    if rankers and len(rankers) > 1:
+        raise InputError(
+            f"One model has one ranker, but --ranker names {' and '.join(map(repr, rankers))}: pass one file."
+        )
+    return Path(rankers[0]) if rankers else None
+
+
 def profile_files(profiles: list[str] | None) -> list[str]:
     """Return the files that `--profile` names, of one model or of several."""
     return [part.partition("=")[2] or part for text in profiles or () for part in (text, *text.split(","))]
@@ -29,13 +38,22 @@ def profile_files(profiles: list[str] | None) -> list[str]:
 
 def directories(models: list[str] | None) -> dict[str, str]:
     """Return directories by name, from `--model NAME=DIR` with --plan."""
+    return _by_model("--model", "DIR", models)
+
+
+def plan_rankers(rankers: list[str] | None) -> dict[str, Path]:
+    """Return the rankers' files by model, from `--ranker NAME=FILE` with --plan."""
+    return {name: Path(path) for name, path in _by_model("--ranker", "FILE", rankers).items()}
+
+
+def _by_model(option: str, what: str, values: list[str] | None) -> dict[str, str]:
     paths: dict[str, str] = {}
-    for text in models or ():
+    for text in values or ():
         name, equals, path = text.partition("=")
         if not (name and equals and path):
-            raise InputError(f"--model {text} names no model of the plan: with --plan, pass --model NAME=DIR.")
+            raise InputError(f"{option} {text} names no model of the plan: with --plan, pass {option} NAME={what}.")
         if paths.setdefault(name, path) != path:
-            raise InputError(f"--model has '{paths[name]}' and '{path}' for model '{name}': leave one of them out.")
+            raise InputError(f"{option} has '{paths[name]}' and '{path}' for model '{name}': leave one of them out.")
     return paths
 
 

@@ -2,7 +2,7 @@
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,8 @@ from xcore.orders.features import BUCKETS, DENSE, Features
 
 Array = NDArray[np.float32]
 VERSION = 1
+_OPTIONAL = "reference"
+"""The array that files of earlier versions of exegpt don't have."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Ranker:
     last: Array
     """[hidden, outputs]"""
     last_bias: Array
+    reference: Array = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    """Scores of prompts that it wasn't trained on [prompts]: the scale of its scores. Empty: unknown."""
 
     def outputs(self, features: Features) -> Array:
         """Compute the outputs [prompts, outputs]."""
@@ -67,16 +71,17 @@ class Ranker:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 version = int(archive["version"])
-                arrays = [np.asarray(archive[field.name], dtype=np.float32) for field in fields(Ranker)]
+                names = [field.name for field in fields(Ranker) if field.name in archive or field.name != _OPTIONAL]
+                arrays = {name: np.asarray(archive[name], dtype=np.float32) for name in names}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise InputError(f"'{path}' is not a ranker: train one with `exegpt rank train`.") from None
-        ranker = Ranker(*arrays)
+        ranker = Ranker(**arrays)
         if version != VERSION:
             raise InputError(
                 f"'{path}' is a ranker of version {version}, but this version of exegpt reads version {VERSION}: "
                 "train it again."
             )
-        if not ranker._fits() or not all(np.isfinite(array).all() for array in arrays):
+        if not ranker._fits() or not all(np.isfinite(array).all() for array in arrays.values()):
             raise InputError(
                 f"'{path}' has arrays with wrong names, shapes or non-finite values: train the ranker again."
             )
@@ -93,4 +98,5 @@ class Ranker:
             and self.first_bias.shape == (hidden,)
             and self.last.shape == (hidden, outputs)
             and self.last_bias.shape == (outputs,)
+            and self.reference.ndim == 1
         )

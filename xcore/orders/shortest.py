@@ -1,5 +1,7 @@
 """Shortest job first, and shortest remaining time first, with known output lengths."""
 
+from math import inf
+
 from xcore.batching import Sequence
 from xcore.orders.remaining import remaining_tokens
 
@@ -12,6 +14,10 @@ class SJF:
     def key(self, sequence: Sequence, now: float) -> tuple[int, float, int]:
         """Return the sorting key, a constant."""
         return sequence.hints.output_tokens or 0, sequence.arrival_s, sequence.index
+
+    def steady_s(self, sequence: Sequence, now: float) -> float:
+        """Return how long the key of a running sequence won't rise: it is constant."""
+        return inf
 
 
 class SRTF:

@@ -141,7 +141,9 @@ class SpatialSharing:
 
 
 class TimeSharing:
-    """Runs one job at a time on whole devices: prompts first, by arrival over all models, then decoding in turns.
+    """Runs one job at a time on whole devices: prompts first, in order over all models, then decoding in turns.
+
+    The order is that of arrival, or that of the models' ledgers, whose keys are then comparable.
 
     `in_order`: no prompt overtakes one of another model that lacks blocks. Models with one memory need this: a large
     block would never be free while small ones are allocated.
@@ -167,12 +169,12 @@ class TimeSharing:
 
     def _first(self, unit: Unit[TenantT], now: float) -> TenantT | None:
         """Return the model whose prompt is next; None if there is none, or it must wait."""
-        arrivals = [
-            (first.arrival_s, place)
+        turns = [
+            (_turn(tenant, first, now), place)
             for place, tenant in enumerate(unit.tenants)
             if (first := tenant.first(now)) and (self._in_order or tenant.can_prefill(now))
         ]
-        return _if_it_can_prefill(unit, arrivals, now)
+        return _if_it_can_prefill(unit, turns, now)
 
     def _rows(self, unit: Unit[TenantT], now: float) -> list[tuple[TenantT, int | None]]:
         """Return the models that may decode, in order of preference, and for how many iterations in a row."""
@@ -191,7 +193,7 @@ class FirstComeSharing(TimeSharing):
         super().__init__(in_order=True)
 
     def _first(self, unit: Unit[TenantT], now: float) -> TenantT | None:
-        arrivals = [
+        arrivals: list[tuple[object, int]] = [
             (first.arrival_s, place)
             for place, tenant in enumerate(unit.tenants)
             if (first := tenant.ledger.waiting.peek(now)) and first.last_token_s <= now
@@ -203,11 +205,17 @@ class FirstComeSharing(TimeSharing):
         return [(tenant, None) for tenant in sorted(decoding, key=_oldest_s)]
 
 
-def _if_it_can_prefill(unit: Unit[TenantT], arrivals: list[tuple[float, int]], now: float) -> TenantT | None:
-    """Return the model of the earliest arrival, by its index, if it can prefill."""
-    if not arrivals:
+def _turn(tenant: Tenant, first: Sequence, now: float) -> object:
+    """Return the key by which a model's first prompt is compared with those of other models."""
+    waiting = tenant.ledger.waiting
+    return first.arrival_s if waiting.by_arrival else waiting.order.key(first, now)
+
+
+def _if_it_can_prefill(unit: Unit[TenantT], turns: list[tuple[object, int]], now: float) -> TenantT | None:
+    """Return the model of the earliest turn, by its index, if it can prefill."""
+    if not turns:
         return None
-    tenant = unit.tenants[min(arrivals)[1]]
+    tenant = unit.tenants[min(turns)[1]]
     return tenant if tenant.can_prefill(now) else None
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -53,8 +54,8 @@ class EngineClient:
             if asked.ended and not ended.done():
                 ended.set_result(asked.ended)
 
-        # the link uses numbers as ids
-        asked = self._links[model].add(replace(request, seed=request.own_seed, arrival_s=0.0))
+        # the link uses numbers as ids; nobody was promised an end, so orders may let others pass for ever
+        asked = self._links[model].add(replace(request, seed=request.own_seed, arrival_s=0.0, slack_s=inf))
         asked.listeners.append(look)
         look()  # an engine that has failed ends it at once
         end = await ended

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,7 +13,7 @@ from xcore.document import fingerprint, to_dict
 from xcore.errors import InputError
 from xcore.files import check_distinct, check_output
 from xcore.requests.request import Request, Result
-from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.cluster_plan import Plan, PlannedModel, Unit
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes, latencies, percentiles
 from xcore.specs.workload import RequestLengths
@@ -22,6 +22,7 @@ from xmulti.applications.planned_application import plan_application
 from xmulti.plans.engine_client import EngineClient, together
 from xmulti.plans.plan_requests import read_plan_requests
 from xmulti.serving.planned_units import planned_units, read_plan
+from xmulti.serving.ranked_order import RankedOrder, ranked_order
 from xmulti.serving.replica_links import replica_links
 from xmulti.serving.started import started
 from xmulti.sharing.call_replay import replay_calls
@@ -51,12 +52,26 @@ class PlanRunOptions:
     """Column names of a trace, as typed."""
     scale_to_context: bool = False
     """Whether a trace's lengths are scaled to the models' contexts."""
+    order: str | None = None
+    """The order of requests, one of `plan_order.RUN`; None: that of the plan's method."""
+    rankers: Mapping[str, Path] = field(default_factory=dict)
+    """The files of the models' rankers, for the learned order."""
 
     @property
     def flags(self) -> list[str]:
         """Flags of `exegpt engine`."""
         given = {"--device": self.device, "--attention": self.attention}
         return [*(word for option, value in given.items() if value for word in (option, value)), "--pinned"]
+
+    def order_flags(self, unit: Unit) -> list[str]:
+        """Return the flags of `exegpt engine` for the order of a unit's requests."""
+        if self.order is None:
+            return []
+        alone = len(unit) == 1
+        files = [
+            str(self.rankers[m.name]) if alone else f"{m.name}={self.rankers[m.name]}" for m in unit if self.rankers
+        ]
+        return ["--order", self.order, *(word for file in files for word in ("--ranker", file))]
 
 
 @dataclass(frozen=True)
@@ -99,13 +114,13 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
     Raises:
         InputError: A file can't be read or run.
     """
-    check_distinct((options.out,), (options.plan, options.requests, options.application))
+    check_distinct((options.out,), (options.plan, options.requests, options.application, *options.rankers.values()))
     check_output(options.out)
     if options.out:
         check_left(options.out, options.resume)
     plan = read_plan(options.plan, options.directories)
     work = _work(options, plan)
-    units = planned_units(plan, [*options.flags, "--report-speed"], options.threads)
+    units = planned_units(plan, [*options.flags, "--report-speed"], options.threads, None, options.order_flags)
     starts = 1 if plan.cluster.is_cpu else len(units)  # engines that measure a machine do so one after the other
     with ExitStack() as stack:
         file = None
@@ -138,6 +153,8 @@ def _work(options: PlanRunOptions, plan: Plan) -> "IndependentRequests | Planned
     if (options.requests is None) == (options.application is None):
         raise InputError("A plan runs either requests or an application: pass one of --requests and --application.")
     if options.application is not None:
+        if options.order or options.rankers:
+            raise InputError("--order orders requests, not the calls of an application: leave it and --ranker out.")
         calls = PlannedCalls(plan_application(options.application, plan, options.seed), options.in_turn, plan)
         calls.check()
         return calls
@@ -146,7 +163,10 @@ def _work(options: PlanRunOptions, plan: Plan) -> "IndependentRequests | Planned
         raise InputError("--in-turn is only for the calls of an application: leave it out, or pass --application.")
     columns = parse_columns(options.columns) if options.columns else None
     how = (options.seed, columns, output.note, options.scale_to_context)
-    return IndependentRequests(plan, read_plan_requests(options.requests, plan, *how))
+    directories = {model.name: str(model.directory) for model in plan.models}
+    order = ranked_order(options.order, options.rankers, directories)
+    requests = read_plan_requests(options.requests, plan, *how)
+    return IndependentRequests(plan, requests, order)
 
 
 @dataclass(frozen=True)
@@ -155,6 +175,7 @@ class IndependentRequests:
 
     plan: Plan
     by_model: Mapping[str, list[Request]]
+    order: RankedOrder | None = None
 
     @property
     def total(self) -> int:
@@ -186,7 +207,9 @@ class IndependentRequests:
             ]
             for name, own in self.by_model.items()
         }
-        return {name: of_model.served for name, of_model in replay_plan(self.plan, profile_of, lengths).items()}
+        order = self.order.replayed(self.by_model) if self.order else None
+        replays = replay_plan(self.plan, profile_of, lengths, order=order)
+        return {name: of_model.served for name, of_model in replays.items()}
 
 
 @dataclass(frozen=True)

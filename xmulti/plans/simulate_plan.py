@@ -19,10 +19,12 @@ from xcore.traces.trace import read_model_trace
 from xmulti.files.models_file import check_requests, profiles_by_model
 from xmulti.plans.plan_evaluation import in_one_time, in_time
 from xmulti.serving.planned_units import check_models, check_schedule, read_plan_file
+from xmulti.sharing.plan_order import PlanOrder, replayed_order
 from xmulti.sharing.plan_replay import ModelReplay, replay_plan
 from xmulti.sharing.unit_loads import AnyProfile
 from xprofiler import rooflines
 from xprofiler.profiles import as_found, find_profile
+from xscheduler.ordering import USUAL_TAU
 
 REQUESTS = 1000
 """Requests of each model, if neither a trace nor the plan gives a number.
@@ -52,11 +54,14 @@ def simulate_plan(
     profile: Sequence[str] = (),
     columns: dict[str, str] | None = None,
     scale: bool = False,
+    order: str | None = None,
+    tau: float | None = None,
 ) -> PlanPrediction:
     """Replay the requests of a trace with a column `model`, or random ones at each model's rate; write their timeline.
 
     `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the columns of the
-    trace. `scale` decides whether its lengths are scaled to the models' contexts.
+    trace. `scale` decides whether its lengths are scaled to the models' contexts. `order` is
+    one of `REPLAYED`, by rankers with Kendall's tau `tau`; None: the order of the plan's method.
     """
     plan = read_plan_file(path)
     names = check_models(plan, f"'{path}'")
@@ -71,8 +76,13 @@ def simulate_plan(
         profiles[model.key], assumed = _profile(model, files.get(model.name))
         if (text := f"{model.name}: {assumed}") not in assumptions:
             assumptions.append(text)
+    chosen = replayed_order(order, tau, requests)
+    if chosen:
+        assumptions.append(_order_text(chosen, tau, plan))
     begin_s = time.perf_counter()
-    replays = replay_plan(plan, lambda model: profiles[model.key], requests, timeline=timeline is not None)
+    replays = replay_plan(
+        plan, lambda model: profiles[model.key], requests, timeline=timeline is not None, order=chosen
+    )
     wall_s = time.perf_counter() - begin_s
     if timeline:
         _write_timeline(timeline, replays)
@@ -81,6 +91,19 @@ def simulate_plan(
     kept = [place for place, column in enumerate(_COLUMNS) if column != "node" or plan.cluster.nodes > 1]
     rows = [[row[place] for place in kept] for row in (_row(*of_model) for of_model in shown)]
     return PlanPrediction(plan, facts, tuple(_COLUMNS[place] for place in kept), rows, tuple(assumptions))
+
+
+def _order_text(order: PlanOrder, tau: float | None, plan: Plan) -> str:
+    """Return a sentence about an order."""
+    text = f"order: {order.name}"
+    if order.name == "learned":
+        text += (
+            f", with simulated rankers whose Kendall's tau is {tau or USUAL_TAU:g}; a score stands for the length at "
+            "the same quantile of the model's planned outputs as the score has among the model's requests here"
+        )
+    if any(model.share and model.share.by == "space" for model in plan.models):
+        text += "; models that share by space take turns, so that it orders only each model's own requests"
+    return text
 
 
 def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:

@@ -1,7 +1,7 @@
 """The engines of a plan: one for each unit of devices, with the unit's models."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -184,11 +184,16 @@ def in_places(asked: Plan, current: Plan) -> Plan:
 
 
 def planned_units(
-    plan: Plan, flags: Sequence[str], threads: int | None, nodes: NodesInUse | None = None
+    plan: Plan,
+    flags: Sequence[str],
+    threads: int | None,
+    nodes: NodesInUse | None = None,
+    order_flags: Callable[[Unit], Sequence[str]] = lambda _: (),
 ) -> tuple[EngineUnitOptions, ...]:
     """Return the engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`.
 
-    `threads` are those of a CPU device; None: an equal share of the node's cores.
+    `order_flags` are those of a unit on this machine for the order of its requests. `threads` are those of a CPU
+    device; None: an equal share of the node's cores.
     """
     places = {model.key: place for place, model in enumerate(plan.models)}
     local = (nodes or NodesInUse()).local
@@ -201,7 +206,7 @@ def planned_units(
             typed = [*flags, *(["--threads", str(threads)] if threads else [])]
             units.append(_launched(plan, unit, places, typed, at))
             continue
-        arguments = [*flags, "--threads", str(threads or max(1, usable_cpus() // in_use[node]))]
+        arguments = [*flags, *order_flags(unit), "--threads", str(threads or max(1, usable_cpus() // in_use[node]))]
         if len(unit) == 1:
             units.append(unit_alone(first, places[first.key], arguments, plan.cluster))
             continue

@@ -6,7 +6,7 @@ Rank 0 of the job connects to the frontend for each model.
 import select
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xmulti.rank.multiprocessors import Unavailable, streams_on_shares
 from xmulti.rank.rank_unit import RankUnit
+from xmulti.serving.ranked_order import RankedOrder, ranked_order
 from xmulti.sharing.unit_loads import order_of
 from xprofiler.present_speed import speed_now
 from xprofiler.profiles import measured_profile, profile_text
@@ -53,6 +54,10 @@ class UnitProcessOptions:
     threads: int | None
     report_speed: bool = False
     """Whether the frontend gets the machine's `Speed` in the end, for each model."""
+    order: str | None = None
+    """The order of requests, one of `plan_order.RUN`; None: that of the plan's method."""
+    rankers: Mapping[str, Path] = field(default_factory=dict)
+    """The files of the models' rankers, for the learned order."""
 
 
 def serve(options: UnitProcessOptions, ranks: Ranks) -> None:
@@ -61,10 +66,11 @@ def serve(options: UnitProcessOptions, ranks: Ranks) -> None:
     set_threads(ranks.threads(options.threads))
     device = find_device(options.device, ranks.local)
     directories = ranks.attempt(lambda: {model.name: directory_of(model) for model in unit})
+    order = ranks.attempt(lambda: ranked_order(options.order, options.rankers, directories))
     attention = attention_for(unit, options.attention, device)
     profiles = measured_profiles(unit, directories, ranks, device, attention)
     engines = RankUnit.load(unit, directories, ranks, device, attention, _streams(unit, ranks, device))
-    engines.open(options={model.name: options_of(model, profiles[model.name]) for model in unit})
+    engines.open(options={model.name: options_of(model, profiles[model.name], order=order) for model in unit})
     with ExitStack() as stack, frozen_heap():
         inboxes = _connect(options.socket, plan, unit, stack) if engines.leads else {}
         try:
@@ -147,10 +153,15 @@ def _streams(unit: tuple[PlannedModel, ...], ranks: Ranks, device: "torch.device
         return []
 
 
-def options_of(model: PlannedModel, profile: Profile, spans: bool = True) -> Options:
-    """Return the options of a model that shares devices: the order in which it is simulated."""
-    order, known = order_of(model, profile)
-    return Options(spans=spans, order=order, hints=(lambda _: known) if known else None)
+def options_of(model: PlannedModel, profile: Profile, spans: bool = True, order: RankedOrder | None = None) -> Options:
+    """Return the options of a model that shares devices: the order in which it is simulated.
+
+    `order` None: that of the plan's method.
+    """
+    if order:
+        return Options(spans=spans, order=order.order.of(model), hints=order.hints_of(model.name))
+    by_method, known = order_of(model, profile)
+    return Options(spans=spans, order=by_method, hints=(lambda _: known) if known else None)
 
 
 def _connect(directory: Path, plan: Plan, unit: tuple[PlannedModel, ...], stack: ExitStack) -> dict[str, inbox.Inbox]:

@@ -11,12 +11,14 @@ from functools import partial
 from itertools import cycle
 from math import inf
 
-from xcore.batching import UNKNOWN, Ledger, Sequence
+from xcore.batching import Ledger, Sequence
 from xcore.batching.dispatch import fewest_requests
+from xcore.orders import fcfs
 from xcore.specs.cluster_plan import PlannedModel, Share, Unit
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes
 from xcore.specs.timeline import Span
+from xmulti.sharing.plan_order import PlanOrder
 from xmulti.sharing.replay import empty_tenant
 from xmulti.sharing.simulated_unit import SimulatedUnit
 from xmulti.sharing.unit_loads import CONTENTION, AnyProfile, loads_of, order_of, overhead_of, rule_of
@@ -34,12 +36,17 @@ Answer = tuple[str, RequestTimes]
 class PlanEngine:
     """The engine of a unit's models in simulated time. Its `actors` run in an event queue."""
 
-    def __init__(self, unit: Unit, profile_of: ProfileOf, most: int, keep_spans: bool):
-        """Create an engine without requests; their indices are below `most`."""
+    def __init__(self, unit: Unit, profile_of: ProfileOf, most: int, keep_spans: bool, order: PlanOrder | None = None):
+        """Create an engine without requests; their indices are below `most`.
+
+        `order` None: that of the plan's method; else sequences come with its hints.
+        """
         profiles = {model.name: profile_of(model) for model in unit}
         self.unit = unit
         self.actors: list[Actor] = []
-        self._hints = {model.name: order_of(model, profiles[model.name])[1] or UNKNOWN for model in unit}
+        self._order = order
+        known = {} if order else {model.name: order_of(model, profiles[model.name])[1] for model in unit}
+        self._hints = {name: hints for name, hints in known.items() if hints}
         self._records: dict[str, Record] = {}
         self._ledgers: dict[str, list[Ledger]] = {}
         self._submit: dict[str, Callable[[Sequence], None]] = {}
@@ -59,11 +66,11 @@ class PlanEngine:
 
         It runs one iteration at a time: a request may arrive during a row of iterations.
         """
-        schedule = model.schedule
+        schedule, order = model.schedule, self._order.of(model) if self._order else fcfs
         cost, micro_batching = ReplicaCost.of(schedule, profile), micro_batching_of(schedule)
         record = Record(most, micro_batching.index, schedule.model.spec.encoder_layers > 0, profile.front_end_s)
         replicas = [
-            Replica(schedule, cost, record, micro_batching, number, keep_spans=keep_spans, step_by_step=True)
+            Replica(schedule, cost, record, micro_batching, number, order, keep_spans=keep_spans, step_by_step=True)
             for number in range(schedule.replicas)
         ]
         turns = cycle(replicas)  # as an open engine does
@@ -75,7 +82,7 @@ class PlanEngine:
 
     def _shared(self, unit: Unit, profiles: Mapping[str, AnyProfile], most: int, keep_spans: bool) -> None:
         """Create the engine of models that share devices."""
-        loads = loads_of(unit, profiles, {})
+        loads = loads_of(unit, profiles, {}, self._order)
         self._records |= {load.name: Record(most, lambda _: 0, False, load.front_end_s) for load in loads}
         tenants = [empty_tenant(load, self._records[load.name]) for load in loads]
         rule = rule_of(unit[0].share or Share("time"))
@@ -89,7 +96,7 @@ class PlanEngine:
 
     def submit(self, name: str, sequence: Sequence) -> None:
         """Submit a request that has arrived to one of the models."""
-        sequence.hints = self._hints[name]
+        sequence.hints = self._hints.get(name, sequence.hints)
         self._unanswered += 1
         self._submit[name](sequence)
 
@@ -163,9 +170,19 @@ class Dispatcher:
 class PlanEngines:
     """The engines of a plan's units, with their dispatcher."""
 
-    def __init__(self, units: Items[Unit], profile_of: ProfileOf, most: int, keep_spans: bool = False):
-        """Create engines without requests; the indices of each model's requests are below `most`."""
-        self.each = [PlanEngine(unit, profile_of, most, keep_spans) for unit in units]
+    def __init__(
+        self,
+        units: Items[Unit],
+        profile_of: ProfileOf,
+        most: int,
+        keep_spans: bool = False,
+        order: PlanOrder | None = None,
+    ):
+        """Create engines without requests; the indices of each model's requests are below `most`.
+
+        `order` None: that of the plan's method; else sequences come with its hints.
+        """
+        self.each = [PlanEngine(unit, profile_of, most, keep_spans, order) for unit in units]
         self.dispatcher = Dispatcher(self.each)
         names = {model.name: None for unit in units for model in unit}
         self.served: dict[str, list[RequestTimes]] = {name: [] for name in names}

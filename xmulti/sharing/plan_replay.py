@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xcore.batching import Sequence, deal
+from xcore.batching import deal
+from xcore.orders import fcfs
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share, Unit, joined, units_of
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes, RequestTimesColumns
@@ -15,7 +16,8 @@ from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Span
 from xcore.specs.workload import RequestLengths
 from xmulti.sharing.plan_engines import PlanEngines, ProfileOf
-from xmulti.sharing.replay import Stop, replay_unit
+from xmulti.sharing.plan_order import PlanOrder
+from xmulti.sharing.replay import Stop, replay_unit, sequences_of
 from xmulti.sharing.unit_loads import CONTENTION, AnyProfile, loads_of, overhead_of, rule_of
 from xsimulator.replay.compiled import Replicas, RequestArrays, is_compiled
 from xsimulator.replay.event_simulator import replay
@@ -35,9 +37,13 @@ class ModelReplay:
 
 
 def replay_plan(
-    plan: Plan, profile_of: ProfileOf, requests: Mapping[str, Items[RequestLengths]], timeline: bool = False
+    plan: Plan,
+    profile_of: ProfileOf,
+    requests: Mapping[str, Items[RequestLengths]],
+    timeline: bool = False,
+    order: PlanOrder | None = None,
 ) -> dict[str, ModelReplay]:
-    """Run every model's requests through a plan.
+    """Run every model's requests through a plan, in an order; None: that of the plan's method.
 
     Requests are by model name; they may be for only some models of the plan.
 
@@ -46,7 +52,7 @@ def replay_plan(
     """
     replays: dict[str, ModelReplay] = {}
     for units in joined(units_of(model for model in plan.models if model.name in requests)):
-        replays |= replay_joined(units, profile_of, requests, timeline)
+        replays |= replay_joined(units, profile_of, requests, timeline, order=order)
     return replays
 
 
@@ -56,12 +62,13 @@ def replay_joined(
     requests: Mapping[str, Items[RequestLengths]],
     timeline: bool = False,
     stop: Stop | None = None,
+    order: PlanOrder | None = None,
 ) -> dict[str, ModelReplay]:
     """Replay one unit, or several over which models' replicas are spread. `stop` ends it early."""
     if len(units) > 1:
-        return _dispatched(units, profile_of, requests, timeline, stop)
+        return _dispatched(units, profile_of, requests, timeline, stop, order)
     (unit,) = units
-    return replay_models(unit, {model.name: profile_of(model) for model in unit}, requests, timeline, stop)
+    return replay_models(unit, {model.name: profile_of(model) for model in unit}, requests, timeline, stop, order)
 
 
 def _dispatched(
@@ -70,13 +77,15 @@ def _dispatched(
     requests: Mapping[str, Items[RequestLengths]],
     timeline: bool,
     stop: Stop | None,
+    order: PlanOrder | None,
 ) -> dict[str, ModelReplay]:
     """Replay units with a dispatcher, which sends each request to a replica."""
     names = list(dict.fromkeys(model.name for unit in units for model in unit))
-    engines = PlanEngines(units, profile_of, max(len(requests[name]) for name in names), timeline)
+    engines = PlanEngines(units, profile_of, max(len(requests[name]) for name in names), timeline, order)
     for name in names:
-        for i, request in enumerate(requests[name]):
-            engines.dispatcher.submit(name, Sequence(i, request.input, request.output, request.arrival_s))
+        hints = order.hints(name, requests[name]) if order else ()
+        for sequence in sequences_of(requests[name], hints):
+            engines.dispatcher.submit(name, sequence)
     for now, _ in engines.run():
         if stop and stop(engines.served, now):
             break
@@ -99,14 +108,17 @@ def replay_models(
     requests: Mapping[str, Items[RequestLengths]],
     timeline: bool = False,
     stop: Stop | None = None,
+    order: PlanOrder | None = None,
 ) -> dict[str, ModelReplay]:
     """Replay models that share devices, or one model alone. `stop` ends a unit's replay early."""
     profile = profiles[unit[0].name]
     if unit[0].share is None and isinstance(profile, Profile):
         (model,) = unit
-        run = replay(model.schedule, profile, requests[model.name], timeline=timeline)
+        of_model = requests[model.name]
+        how = (order.of(model), order.hints(model.name, of_model)) if order else (fcfs, None)
+        run = replay(model.schedule, profile, of_model, timeline=timeline, order=how[0], hints=how[1])
         return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
-    loads = loads_of(unit, profiles, requests)
+    loads = loads_of(unit, profiles, requests, order)
     rule = rule_of(unit[0].share or Share("time"))
     run_of_unit = replay_unit(loads, rule, CONTENTION, timeline, overhead=overhead_of(unit, profiles), stop=stop)
     spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}

@@ -23,6 +23,7 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
 from xmulti.sharing.iteration_cost import IterationCost, ProfileCost, TableCost, sharing_overhead
+from xmulti.sharing.plan_order import PlanOrder
 from xmulti.sharing.replay import ModelLoad
 from xsimulator.cost.batch_one_latency import batch_one_times
 from xsimulator.cost.cost_model import ReplicaCost
@@ -61,16 +62,19 @@ def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -
 
 
 def loads_of(
-    unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
+    unit: Items[PlannedModel],
+    profiles: Mapping[str, AnyProfile],
+    requests: Mapping[str, Items[RequestLengths]],
+    order: PlanOrder | None = None,
 ) -> list[ModelLoad]:
     """Return the loads of models that share devices, each with its pool.
 
-    A model that isn't in `requests` has no requests.
+    A model that isn't in `requests` has no requests. `order` None: that of the plan's method.
     """
     _, pools = shared_pools([model.schedule for model in unit], unit[0].share.pool if unit[0].share else "quotas")
     read = [_read_bytes(model.schedule) for model in unit]
     return [
-        _load(model, pool, profiles[model.name], requests.get(model.name, ()), sum(read) - own)
+        _load(model, pool, profiles[model.name], requests.get(model.name, ()), sum(read) - own, order)
         for model, pool, own in zip(unit, pools, read, strict=True)
     ]
 
@@ -83,16 +87,21 @@ def _read_bytes(schedule: Schedule) -> float:
 
 
 def _load(
-    model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths], other_bytes: float
+    model: PlannedModel,
+    pool: KVPool,
+    profile: AnyProfile,
+    requests: Items[RequestLengths],
+    other_bytes: float,
+    asked: PlanOrder | None,
 ) -> ModelLoad:
-    cost, (order, known) = _cost(model.schedule, profile), order_of(model, profile)
+    cost, (order, known) = _cost(model.schedule, profile), order_of(model, profile, asked)
     limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
     least = least_quota(model.schedule) if model.share and model.share.pool == "quotas" else None
     in_turn = model.share is not None and model.share.by != "space"
     switch_s, front_end_s = 0.0, profile.front_end_s if isinstance(profile, Profile) else 0.0
     if in_turn and isinstance(profile, Profile):
         switch_s = profile.switch_seconds(other_bytes, model.schedule.stages[0].tp)
-    hints = (known,) * len(requests) if known else ()
+    hints = asked.hints(model.name, requests) if asked else (known,) * len(requests) if known else ()
     return ModelLoad(model.name, cost, requests, pool, limits, order, hints, least, switch_s, front_end_s)
 
 
@@ -108,8 +117,13 @@ def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
     return TableCost(profile, schedule.stages[0].tp)
 
 
-def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | None]:
-    """Return the model's order and its hints (None: no hints)."""
+def order_of(model: PlannedModel, profile: AnyProfile, asked: PlanOrder | None = None) -> tuple[Order, Hints | None]:
+    """Return the model's order, and its hints if all its requests have the same (None: they don't).
+
+    `asked` None: the order of the plan's method.
+    """
+    if asked:
+        return asked.of(model), None
     if model.share is None or model.share.by != "priority":
         return fcfs, None
     if not isinstance(profile, Profile):

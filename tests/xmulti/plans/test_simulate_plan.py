@@ -48,7 +48,7 @@ def test_at_their_rates_all_models_meet_their_bounds(path, capsys, tmp_path):
 def test_models_of_one_rate_have_requests_of_their_own(path, monkeypatch):
     asked = {}
     monkeypatch.setattr(
-        simulating, "replay_plan", lambda plan, profiles, requests, timeline: asked.update(requests) or {}
+        simulating, "replay_plan", lambda plan, profiles, requests, timeline, order: asked.update(requests) or {}
     )
     simulate_plan(path, None, None)
     idle, rare = ([request.arrival_s for request in asked[name]] for name in ("idle", "rare"))

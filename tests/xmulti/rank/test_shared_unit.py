@@ -23,6 +23,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.request_times import summarise
 from xcore.specs.workload import RequestLengths
 from xmulti.rank.rank_unit import RankTenant, RankUnit
+from xmulti.sharing.plan_order import PlanOrder
 from xmulti.sharing.plan_replay import replay_models
 from xprofiler.roofline import roofline_profile
 from xrunner.comm.ranks import Ranks
@@ -155,25 +156,42 @@ def test_a_quota_grows_where_the_other_model_is_idle(directories, theirs, monkey
     assert busy > before and busy + idle == before + was_idle
 
 
-@pytest.mark.parametrize("share", SHARES[:2], ids=lambda share: f"{share.by}-{share.pool}")
-def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profiles):
+@pytest.mark.parametrize(
+    ("share", "learned"),
+    [(SHARES[0], False), (SHARES[1], False), (SHARES[0], True), (SHARES[1], True), (SHARES[2], True)],
+    ids=lambda value: f"{value.by}-{value.pool}" if isinstance(value, Share) else "learned" if value else "fcfs",
+)
+def test_jobs_come_in_the_order_of_the_event_simulator(directories, theirs, share, learned, profiles):
     """Of requests that are there from the beginning: whose turn it is depends on no time."""
     models = planned(directories, share, 12)
     unit = RankUnit.load(models, directories)
-    unit.open()
     todo = {name: requests() for name in directories}
-    _, jobs = run(unit, todo)
+    order, options = None, None
+    if learned:  # the shortest of one model have the longest's places of the other
+        signs = dict(zip(directories, (-1, 1), strict=True))
+        scores = {name: [sign * float(r.max_tokens % 5) for r in todo[name]] for name, sign in signs.items()}
+        order = PlanOrder("learned", scores, scores)
+        options = {m.name: Options(order=order.of(m), hints=score_of(scores[m.name])) for m in models}
+    unit.open(options=options)
+    results, jobs = run(unit, todo)
+    for name, want in theirs.items():
+        assert {i: list(r.output_ids) for i, r in results[name].items()} == {i: list(o) for i, (o, _) in want.items()}
     preempted = {tenant.name: tenant.ledger.preemptions for tenant in unit.tenants}
     unit.drain()
     unit.close()
     lengths = {name: [RequestLengths(len(r.prompt_ids), r.max_tokens) for r in some] for name, some in todo.items()}
-    replays = replay_models(models, profiles, lengths, timeline=True)
+    replays = replay_models(models, profiles, lengths, timeline=True, order=order)
     spans = sorted((s.start_s, name) for name, one in replays.items() for s in one.spans)
     rows = [name for _, name in spans]
     assert [j for j, before in zip(jobs, [None, *jobs], strict=False) if j != before] == [
         r for r, before in zip(rows, [None, *rows], strict=False) if r != before
     ]
     assert preempted == {name: one.preemptions for name, one in replays.items()}
+
+
+def score_of(scores):
+    """Hints by the request's id, which is its number."""
+    return lambda request: Hints(score=scores[int(request.id)])
 
 
 @pytest.mark.parametrize("every", [0, 3])
