@@ -23,6 +23,10 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+NOT_A_TOOL = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "other"}}]},
+}
 ASK = [{"role": "user", "content": "How is the weather in Rome?"}]
 
 
@@ -82,6 +86,23 @@ def test_a_required_call_is_made_by_random_weights(unscripted, choice):
     assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
 
 
+def test_of_the_tools_that_a_prompt_shows_only_allowed_ones_are_called(unscripted):
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": name, "parameters": none}} for name in "abc"]
+    for seed in range(4):
+        allowed = [{"type": "function", "function": {"name": name}} for name in "bc"[seed % 2 :]]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": allowed}}
+        body = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False, "seed": seed}
+        (call,) = posted(unscripted, **body)["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] in {tool["function"]["name"] for tool in allowed}
+        kind = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "b"}]}
+        asked = {"input": "a", "tools": [{"type": "function", "name": n, "parameters": none} for n in "abc"]}
+        status, _, data = unscripted.post("/v1/responses", asked | {"tool_choice": kind, "max_output_tokens": 300})
+        answer = json.loads(data)
+        assert status == 200 and answer["tool_choice"] == kind
+        assert {item["name"] for item in answer["output"] if item["type"] == "function_call"} == {"b"}
+
+
 def schema(rng):
     """A random schema of arguments, whose values are short."""
     kinds = [
@@ -137,6 +158,7 @@ def test_several_calls_follow_each_other_where_they_are_allowed(unscripted):
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": NOT_A_TOOL}, "tool_choice"),
         ({"tools": [WEATHER], "structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]}, "messages"),
         ({"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice"),
@@ -186,6 +208,11 @@ def test_a_format_that_can_not_be_completed_is_the_fault_of_its_body(unscripted,
     ("body", "words"),
     [
         ({"tool_choice": {"type": "function"}}, "'tool_choice.function' is missing"),
+        ({"tool_choice": {"name": "f"}}, "'tool_choice.type' is missing"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "'tool_choice.allowed_tools.tools' is missing",
+        ),
         ({"tool_choice": "any"}, "'tool_choice' should be"),
         ({"stop": {"a": 1}}, "'stop' must be a text or a list"),
         ({"guided_json": 5}, "'guided_json' must be an object or a text"),
@@ -200,7 +227,7 @@ def test_errors_of_keys_with_several_types_do_not_name_the_types(scripted, body,
     ("body", "words"),
     [
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "'tools.0.type' should be 'function'"),
-        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "'tool_choice.type' should be 'function'"),
+        ({"tool_choice": {"type": "custom"}}, "'tool_choice.type' should be 'function' or 'allowed_tools'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
             "'messages.0.content.0.type' should be 'text'",

@@ -10,7 +10,8 @@ from xserver.http.api_error import ApiError
 from xserver.http.chat import ChatAnswer
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice
-from xserver.http.responses_schemas import ChosenTool, ResponsesRequest, ResponseTool, chat_of, namespaces
+from xserver.http.responses_schemas import ResponsesRequest, ResponseTool, chat_of, namespaces
+from xserver.http.schemas import Document
 from xserver.http.tools import call_id
 from xserver.text.message_parts import MessagePart, Thought
 from xserver.text.text_log_probs import content_logprobs
@@ -121,7 +122,7 @@ class ResponsesAnswer(ChatAnswer):
             "store": False,
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "text": {"format": shape.model_dump(by_alias=True, exclude_none=True) if shape else {"type": "text"}},
-            "tool_choice": choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto",
+            "tool_choice": choice.model_dump() if isinstance(choice, Document) else choice or "auto",
             "tools": [_echoed(tool) for tool in asked.tools or ()],
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": 1.0 if asked.top_p is None else asked.top_p,

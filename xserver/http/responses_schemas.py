@@ -15,7 +15,6 @@ from xserver.http.schemas import (
     ChatRequest,
     Document,
     FunctionTool,
-    NamedTool,
     Salt,
     Seed,
     Whole,
@@ -97,6 +96,14 @@ class ChosenTool(Document):
     name: str
 
 
+class AllowedChoice(Document):
+    """The choice of some functions, and whether one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
 class TextFormat(Document):
     """The format of the text."""
 
@@ -143,7 +150,9 @@ class ResponsesRequest(Document):
     include: list[Included] | None = Field(None, description="Parts to return. Only log-probabilities exist.")
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     max_tool_calls: Whole | None = Field(None, ge=1, description="Has no effect.")  # it counts calls of OpenAI's tools
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[ChosenTool | AllowedChoice, Field(discriminator="type")] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -275,10 +284,11 @@ def _function(tool: FunctionTool, **other: object) -> dict[str, object]:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: str | ChosenTool | None) -> object:
-    if isinstance(choice, ChosenTool):
-        return NamedTool.model_validate({"type": "function", "function": {"name": choice.name}}).model_dump()
-    return choice
+def _choice(choice: str | ChosenTool | AllowedChoice | None) -> object:
+    if isinstance(choice, AllowedChoice):
+        allowed = {"mode": choice.mode, "tools": [_choice(tool) for tool in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, ChosenTool) else choice
 
 
 def _format(wanted: TextFormat) -> dict[str, object]:

@@ -250,12 +250,28 @@ class NamedTool(Document):
     function: NamedFunction
 
 
+class AllowedFunctions(Document):
+    """Some of the functions, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Document):
+    """The choice of some functions; the prompt shows the others too."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
 class ChatRequest(Sampled, Conversation):
     """The body of `POST /v1/chat/completions`."""
 
     endpoint = CHAT
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: Whole | None = Field(None, ge=0, lt=2**31)
     logprobs: bool | None = None
@@ -329,6 +345,12 @@ def _unsupported_type(details: Sequence[ErrorDetails], data: dict[str, object]) 
             where = _dotted(_place(detail["loc"], False, data))
             why = f"'{where}' {_message(detail)}: this server supports no other type."
             return invalid(why, str(detail["loc"][0])[:128])
+        if detail["type"] == "union_tag_invalid":
+            known = detail["msg"].partition("expected tags: ")[2].replace(", ", " or ")
+            where = _dotted((*_place(detail["loc"], False, data), "type"))
+            return invalid(f"'{where}' should be {known}: this server supports no other type.", str(detail["loc"][0]))
+        if detail["type"] == "union_tag_not_found":
+            return invalid(f"'{_dotted((*_place(detail['loc'], False, data), 'type'))}' is missing.")
     return None
 
 

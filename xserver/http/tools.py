@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from xserver.http.api_error import invalid
 from xserver.http.output_format import OutputFormat, thinking_of
-from xserver.http.schemas import ChatRequest, NamedTool
+from xserver.http.schemas import AllowedTools, ChatRequest, NamedTool
 from xserver.http.served_model import ServedModel
 from xserver.text.message_parts import MessageParser, Reasoning
 from xserver.text.tool_calls import MISTRAL, CallDelta, ToolCallParser, ToolFormat
@@ -62,8 +62,8 @@ def output_rules(body: ChatRequest, model: ServedModel) -> OutputRules:
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise invalid("'tools' has two functions of one name.", "tools")
-    choice = body.tool_choice
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
+    choice, chosen = body.tool_choice, _chosen(body)
+    if not chosen <= {*names}:
         raise invalid("'tool_choice' names a function that 'tools' doesn't have.", "tool_choice")
     if choice == "required" and not tools:
         raise invalid("'tool_choice' is 'required', but 'tools' has no functions.", "tool_choice")
@@ -75,9 +75,20 @@ def output_rules(body: ChatRequest, model: ServedModel) -> OutputRules:
             "unsupported_parameter",
         )
     named = isinstance(choice, NamedTool)
-    may_call = tuple(t for t in shown if not isinstance(choice, NamedTool) or t.name == choice.function.name)
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
+    may_call = tuple(tool for tool in shown if not chosen or tool.name in chosen)
     parallel = body.parallel_tool_calls is not False and not named
-    return OutputRules(shown, may_call, named or choice == "required", parallel, model.tool_format, model.reasoning)
+    return OutputRules(shown, may_call, named or mode == "required", parallel, model.tool_format, model.reasoning)
+
+
+def _chosen(body: ChatRequest) -> set[str]:
+    """Return the functions that the choice names; empty if it names none, so that all may be called."""
+    match body.tool_choice:
+        case NamedTool() as tool:
+            return {tool.function.name}
+        case AllowedTools() as several:
+            return {tool.function.name for tool in several.allowed_tools.tools}
+    return set()
 
 
 def call_id(answer_id: str, choice: int, call: int, kind: ToolFormat | None) -> str:

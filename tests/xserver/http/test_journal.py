@@ -215,6 +215,8 @@ PATH = "/v1/completions"
 class Refusing:
     """Admission that refuses the first few requests."""
 
+    bound_s = None
+
     def __init__(self, refused):
         self.refused = refused
 
