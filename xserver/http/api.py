@@ -35,6 +35,7 @@ from xserver.http.responses import (
     ResponseEvent,
     Returned,
     TextCompletion,
+    TokenizerInfo,
     Tokens,
     Version,
 )
@@ -276,6 +277,23 @@ def _add_tokens(api: FastAPI, described: Description, frontends: Frontends) -> N
     async def text(request: Request) -> Response:
         body = parsed(DetokenizeRequest, await read_json(request, MAX_BODY))
         return JSONResponse(await asyncio.to_thread(detokenize, body, frontends.of(body.model).model))
+
+    @api.get("/tokenizer_info", summary="A model's tokenizer and chat template.", **described.route(TokenizerInfo))
+    async def info(model: str | None = None) -> Response:
+        return JSONResponse(await asyncio.to_thread(tokenizer_info, frontends.of(model).model))
+
+
+def tokenizer_info(model: ServedModel) -> dict[str, object]:
+    """Return the special tokens as texts, and the chat template."""
+    config, template = model.config("tokenizer_config.json"), model.chat_template
+    tokens = {key: config.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return {
+        "tokenizer_class": config.get("tokenizer_class"),
+        "add_bos_token": config.get("add_bos_token"),
+        **{key: token.get("content") if isinstance(token, dict) else token for key, token in tokens.items()},
+        "model_max_length": model.spec.longest_request,
+        "chat_template": template.source if template else None,
+    }
 
 
 def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[str, object]:

@@ -273,6 +273,19 @@ class DetokenizedText(Returned):
     prompt: str
 
 
+class TokenizerInfo(Returned):
+    """The answer of `GET /tokenizer_info`: what a client needs to tokenize like this model."""
+
+    tokenizer_class: str | None
+    add_bos_token: bool | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    model_max_length: int | None = Field(description="Maximum tokens of a request.")
+    chat_template: str | None = Field(description="The template that the server uses.")
+
+
 class Version(Returned):
     """The answer of `GET /version`."""
 

@@ -120,6 +120,15 @@ def test_bad_conversations_are_refused(server, body, param, code):
     assert refused(server, **body) == (400, param, code)
 
 
+def test_the_tokenizer_is_described(server):
+    status, _, data = server.get("/tokenizer_info")
+    info = json.loads(data)
+    assert status == 200 and info["model_max_length"] == 128 and "messages" in info["chat_template"]
+    eos = info["eos_token"]
+    assert eos is None or len(json.loads(server.post("/tokenize", {"prompt": eos})[2])["tokens"]) == 1
+    assert server.get("/tokenizer_info?model=other")[0] == 404
+
+
 def test_texts_are_tokenized_and_back(server):
     tokenized = json.loads(server.post("/tokenize", {"prompt": "Hé", "return_token_strs": True})[2])
     assert tokenized["count"] == len(tokenized["tokens"]) == len(tokenized["token_strs"]) == 3

@@ -21,7 +21,7 @@ CHECKS = [
     schemathesis.checks.response_schema_conformance,
 ]
 OPERATIONS = [
-    *(f"GET {path}" for path in ("/health", "/ready", "/version", "/schedule", "/v1/models", "/v1/models/{name}")),
+    *(f"GET /{path}" for path in "health ready version schedule tokenizer_info v1/models v1/models/{name}".split()),
     *(
         f"POST {path}"
         for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
