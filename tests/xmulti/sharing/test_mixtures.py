@@ -1,8 +1,10 @@
 """Mixtures of models that share devices and of models alone: bounds that replays keep, plans that no other has."""
 
 import json
+import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +13,12 @@ from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan
 from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
+from xmulti.plans.model_frontier import ModelFrontier
 from xmulti.plans.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
 from xmulti.plans.planning import propose
-from xmulti.sharing.mixtures import SharedGroups
+from xmulti.sharing import mixtures
+from xmulti.sharing.groups import Grouping
+from xmulti.sharing.mixtures import SharedGroups, better_alone
 from xmulti.sharing.shared_devices import most_of_unit, share_unit
 
 CLUSTER = parse_cluster("2xA100-80GB")
@@ -128,3 +133,82 @@ def demands_and_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "_POLICIES", {"exegpt": ("orca",), "spatial": ("orca",)})
     demands = demands_of(tmp_path, *some_models(2))
     return demands, planning.make_plan(demands, CLUSTER, "temporal")
+
+
+@pytest.fixture
+def pair_and_alone(tmp_path):
+    """Two models that share a device, and one on the other; nothing is replayed."""
+    demands = demands_of(tmp_path, *[{**some_models(0)[0], "name": name} for name in "abc"])
+    (alone,) = share_unit(demands[2:], CLUSTER, 1, "time", 1.0)
+    return demands, share_unit(demands[:2], CLUSTER, 1, "time", 1.0), replace(alone, devices=(1,))
+
+
+def test_units_of_other_plans_are_known_by_their_models_and_devices(pair_and_alone):
+    """But those of a plan with replicas aren't: a model would be in several groups."""
+    demands, pair, alone = pair_and_alone
+    plan = Plan(Plan.VERSION, "temporal", CLUSTER, (*pair, alone))
+    twice = Plan(Plan.VERSION, "seallm", CLUSTER, (alone, replace(alone, devices=(0,))))
+    with Processes() as processes:
+        mixture = SharedGroups(demands, CLUSTER, [], processes, 1.0)
+        assert mixture._seeds([plan, twice]) == {((0, 1), 1): [tuple(pair)], ((2,), 1): [(alone,)]}
+
+
+def test_models_without_a_rate_count_where_they_are_done_in_time(pair_and_alone):
+    demands, _, alone = pair_and_alone
+    job = replace(alone, rate_seq_s=None, requests=10)
+    with Processes() as processes:
+        mixture = SharedGroups(demands, CLUSTER, [], processes, 1.0)
+    mixture.seconds = 5.0
+    assert [mixture._of([replace(job, seconds=seconds)]) for seconds in (4.0, 5.0, 6.0)] == [math.inf, math.inf, 0.0]
+    served = replace(alone, goodput_seq_s=3.0 * alone.rate_seq_s)
+    assert mixture._of([served]) == 3.0 == mixture._of([served, replace(job, seconds=4.0)])
+    assert mixture._of([served, replace(job, seconds=6.0)]) == 0.0
+
+
+def test_of_two_ways_alone_the_one_with_more_headroom_is_taken_or_the_quicker_one(pair_and_alone):
+    demands, _, alone = pair_and_alone
+    none, some, more = (replace(alone, goodput_seq_s=by * alone.rate_seq_s) for by in (0.0, 0.5, 2.0))
+    job = replace(alone, rate_seq_s=None, requests=10)
+    slow, quick = (replace(job, seconds=seconds) for seconds in (9.0, 5.0))
+    for worse, better in [(none, some), (some, more), (slow, quick)]:
+        assert better_alone(worse, better, demands[2], None) == better == better_alone(better, worse, demands[2], None)
+
+
+def test_models_that_share_are_measured_with_room_for_their_rates_whatever_the_level(pair_and_alone, monkeypatch):
+    """At a level below 1 they are placed as for 1; above, as for the level."""
+    demands, *_ = pair_and_alone
+    factors = []
+    monkeypatch.setattr(mixtures, "share_unit", lambda *arguments: factors.append(arguments[-1]))
+    for level in (0.1, 3.0):
+        assert mixtures.measured(demands[:2], [None, None], CLUSTER, 1, None, level) is None
+    assert set(factors[: len(factors) // 2]) == {1.0} and set(factors[len(factors) // 2 :]) == {3.0}
+
+
+class Direct:
+    """In place of processes: models are as they were planned, those that share as `pair`; notes what is asked."""
+
+    def __init__(self, pair):
+        self.pair, self.asked = pair, []
+
+    def each(self, work, rows):
+        self.asked += rows
+        if work is better_alone:
+            return [planned for planned, *_ in rows]
+        return [[alone] if alone else self.pair for *_, alone, _ in rows]
+
+
+def test_only_models_alone_are_searched_and_only_others_are_measured_together(pair_and_alone, monkeypatch):
+    demands, pair, alone = pair_and_alone
+    pair = [replace(model, goodput_seq_s=2.0 * model.rate_seq_s) for model in pair]
+    alone = replace(alone, goodput_seq_s=3.0 * alone.rate_seq_s)
+    served = SimpleNamespace(planned=lambda demand: alone)
+    frontiers = [SimpleNamespace(on=lambda devices: served) for _ in demands]
+    searched = []
+    monkeypatch.setattr(ModelFrontier, "search", lambda asked, processes: searched.append(asked))
+    monkeypatch.setattr(ModelFrontier, "with_all_policies", lambda asked, processes: [served for _ in asked])
+    mixture, parts = SharedGroups(demands, CLUSTER, frontiers, Direct(pair), 1.0), (((0, 1), 1), ((2,), 1))
+    assert mixture.reached(parts, 1.0) == [2.0, 3.0] and searched == [[(frontiers[2], 1)]]
+    assert [asked[4] for asked in mixture._processes.asked] == [None, alone]
+    plan = mixture._plan(Grouping(parts, ((1,), (0,)), 2.0))
+    assert searched[1:] == [[(frontiers[2], 1)]]
+    assert plan.models == (*(replace(model, devices=(1,)) for model in pair), replace(alone, devices=(0,)))

@@ -125,3 +125,16 @@ def test_as_many_models_as_devices_may_have_one_each():
     models = [replace(model(name, 1000.0, 1.0), cost=lambda devices: Cost(1.0, 1)) for name in "ab"]
     _, placement = place(models, per_node=2)
     assert [[o.popular.name for o in mesh.occupants] for mesh in placement.meshes] == [["a"], ["b"]]
+
+
+def test_a_sequence_has_half_its_output_in_the_cache_on_average():
+    """Beside the mean over its tokens, one by one, of what is cached when each is generated."""
+    popular = model("a", 1.0, 1.0)
+    cached = [popular.input + token for token in range(popular.output + 1)]
+    assert popular.kv_bytes == pytest.approx(np.mean(cached) * popular.kv_token_bytes)
+
+
+@pytest.mark.parametrize(("rate", "lacks", "reaches"), [(2.0, 1.81, 1.82), (100.0, 99.49, 99.51)])
+def test_a_model_lacks_throughput_below_a_tenth_or_half_a_request_under_its_rate(rate, lacks, reaches):
+    occupant = Placer(40.0, 1.0)._candidate(model("a", rate, 1.0), 1)
+    assert occupant.lacks(lacks) and not occupant.lacks(reaches)

@@ -13,6 +13,7 @@ from xcore.batching.shared_pool import block_of, merged_bytes, shared_pools
 from xcore.errors import Infeasible, InputError
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan, Share
+from xcore.specs.schedule import BLOCK_SIZE
 from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
 from xmulti.plans.plan_evaluation import IN_TIME, KEEPS_UP, Trial, drawn, evaluated, in_one_time, in_time
@@ -316,3 +317,26 @@ def test_models_that_share_are_asked_over_the_same_time(demands):
         busy, idle = (trial.requests(name, factor) for name in ("busy", "idle"))
         assert len(busy) == 4000 and busy[-1].arrival_s == pytest.approx(4000 / 60 / factor, rel=0.1)
         assert len(idle) == 33 and idle[-1].arrival_s == pytest.approx(busy[-1].arrival_s, rel=0.3)
+
+
+def test_keys_and_values_of_a_unit_are_divided_and_not_given_twice(demands):
+    """Each of two models has room for its longest sequence, and both together for no more than there is."""
+    popular = [popular_of(demand, CLUSTER) for demand in demands[:2]]
+    placer = Placer(usable_bytes(demands, CLUSTER), other_bytes(demands, CLUSTER))
+    mesh = placer.unit(popular, (0,), 1.0)
+    kv_bytes = 1.5 * sum(each.least_bytes for each in popular)
+    unit = planned_on(mesh, kv_bytes, {demand.name: demand for demand in demands}, CLUSTER, Share("time", 1.0))
+    sizes = {each.name: each.kv_token_bytes * BLOCK_SIZE for each in popular}
+    least = {each.name: each.least_bytes for each in popular}
+    given = {model.name: model.schedule.kv_blocks * sizes[model.name] for model in unit}
+    assert kv_bytes - sum(sizes.values()) < sum(given.values()) <= kv_bytes, "whole blocks"
+    assert all(given[name] > least[name] - sizes[name] for name in given)
+
+
+def test_without_a_bound_a_request_is_late_beyond_five_times_its_time_alone(tmp_path):
+    """At one request in a long time, each has the devices alone: none is late, though each takes seconds."""
+    slow = {"name": "slow", "model": "opt-6.7b", "workload": "128/400", "rate": "0.01/s"}
+    demands = demands_of(tmp_path, slow)
+    groups = Groups(demands, CLUSTER, "priority")
+    late, normalised = groups._replay(1, (("slow", 0, 1),))["slow"]
+    assert late == 0.0 and normalised < 2.0
