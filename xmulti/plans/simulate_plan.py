@@ -98,8 +98,9 @@ def _order_text(order: PlanOrder, tau: float | None, plan: Plan) -> str:
     text = f"order: {order.name}"
     if order.name == "learned":
         text += (
-            f", with simulated rankers whose Kendall's tau is {tau or USUAL_TAU:g}; a score stands for the length at "
-            "the same quantile of the model's planned outputs as the score has among the model's requests here"
+            f", with simulated rankers whose Kendall's tau is {tau or USUAL_TAU:g}; by its place among the scores of "
+            "its model's requests here, a score stands for one of the model's planned output lengths, the highest for "
+            "the shortest"
         )
     if any(model.share and model.share.by == "space" for model in plan.models):
         text += "; models that share by space take turns, so that it orders only each model's own requests"

@@ -147,3 +147,28 @@ def test_a_plan_with_odd_numbers_is_refused(change, sentence, written, tmp_path,
     assert main(["simulate", "--plan", str(tmp_path / "odd.json")]) == 2
     printed = capsys.readouterr()
     assert sentence in printed.err and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_an_order_takes_the_place_of_the_methods(written, tmp_path, capsys):
+    """Of two models on the same devices, and one on its own."""
+    trace = tmp_path / "trace.csv"
+    rows = [(name, 50, 5 + 90 * (i % 2), i / 2000) for i in range(700) for name in ("busy", "idle", "rare")]
+    trace.write_text("model,input,output,arrival\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
+    mean_s = {}
+    for order in ([], ["fcfs"], ["learned", "--ranker-tau", "0.8"], ["sjf"]):
+        typed = ["--order", *order] if order else []
+        assert main(["simulate", "--plan", str(written), "--replay", str(trace), "--json", *typed]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert [model["requests"] for model in facts["models"]] == [700] * 3
+        mean_s[order[0] if order else None] = [model["latency"]["mean"] for model in facts["models"]]
+        said = [text for text in facts["assumptions"] if text.startswith("order: ")]
+        assert len(said) == len(order[:1]) and ("Kendall's tau is 0.8" in " ".join(said)) == ("learned" in order)
+    assert max(sum(mean_s["sjf"]), sum(mean_s["learned"])) < 0.9 * sum(mean_s["fcfs"])
+    for typed, words in (
+        (["--order", "vtc"], "--order vtc does not order the requests of a plan here"),
+        (["--ranker-tau", "0.6"], "is only for --order learned"),
+        (["--order", "learned", "--ranker-tau", "2"], "must be above 0 and at most 1"),
+        (["--starvation-guard"], "--starvation-guard cannot be combined with --plan"),
+    ):
+        assert main(["simulate", "--plan", str(written), *typed]) == 2
+        assert words in capsys.readouterr().err
