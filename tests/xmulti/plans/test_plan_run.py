@@ -365,8 +365,8 @@ def test_a_prediction_is_made_at_the_speed_that_the_engines_report(folder, monke
     """Alone on a device and sharing one; the profile may be of a slower or faster moment."""
     profiles = {}
 
-    def predict(self, results, given):
-        profiles.update(given)
+    def predict(self, results, profile_of):
+        profiles.update({model.name: profile_of(model) for model in self.plan.models})
         return {}
 
     monkeypatch.setattr(PlannedCalls, "predict", predict)
@@ -375,4 +375,4 @@ def test_a_prediction_is_made_at_the_speed_that_the_engines_report(folder, monke
     run_plan(PlanRunOptions(**files, **rest, directories={}, resume=False, seed=0, threads=1))
     assert set(profiles) == {"tiny", "wide", "deep"}
     for name, profile in profiles.items():
-        assert "for computing" in profile.provenance["scaled"], name
+        assert "for compute, " in profile.provenance["scaled"], name
