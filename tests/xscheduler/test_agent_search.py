@@ -8,12 +8,14 @@ import pytest
 from xcore.specs.bound import BoundMeaning
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.workload import RequestLengths, Workload
+from xcore.specs.workload import RequestLengths, Workload, task
 from xcore.traces.prompt_identity import PromptIdentity
 from xprofiler.roofline import roofline_profile
 from xscheduler import agent_sample, agent_search
 from xscheduler.agent_sample import AgentWork
 from xscheduler.agent_search import AgentSearch, tune_agents
+from xscheduler.list_meter import Played
+from xscheduler.list_search import ListLead
 from xscheduler.loop_meter import LoopMeter
 from xscheduler.most_agents import MostAgents, largest, most_agents
 from xscheduler.search_problem import Limits
@@ -153,3 +155,38 @@ def test_without_an_answer_the_closest_schedule_is_kept():
     answer = tuned(work(), Limits(ttft_s=1e-3), ("orca", "static"))
     assert answer.tuned.schedule is None and answer.closest is not None
     assert all("exceed the bounds" in other.reason for other in answer.tuned.alternatives)
+
+
+@pytest.mark.parametrize(("agents", "turns"), [(3, 2), (30, 50)])
+def test_drawn_sessions_keep_every_agent_busy(agents, turns):
+    """There are two for each agent, ten turns for each agent, and no fewer turns than the least of a sample."""
+    rows = agent_sample.drawn_for(task("S"), agents, turns, 0, None)
+    assert len({row.identity.conversation for row in rows}) >= 2 * agents
+    assert len(rows) >= max(agent_sample.LEAST_TURNS, 10 * agents)
+
+
+def test_layers_with_windows_keep_a_part_of_whole_turns_though_prefixes_are_cached():
+    """A cache saves work on prompts, and no request is shorter for it."""
+    own = work()
+    sample = own.sample(AGENTS)
+    options = SearchOptions(BoundMeaning("requests", 99.0), None, None, ("orca",), "bnb", 0.0)
+    setting = Setting(MODEL, WHERE, Workload.from_requests("turns", own.requests), PROFILE, "bf16", ())
+    problem = agent_search.agent_searches(setting, sample, Limits(), options)["orca"].problem
+    whole = Workload.from_requests("whole", sample.requests)
+    assert problem.cost_model.tokens == pytest.approx(whole.mean_tokens)
+    assert problem.load.workload.input.mean < 0.9 * whole.input.mean
+
+
+def test_a_policy_is_close_by_its_excess_where_nothing_keeps_the_bounds_and_else_by_its_seconds():
+    def lead(excess, seconds):
+        return ListLead(Played(excess, seconds, 1.0), None)
+
+    late, near = agent_search.LATE, 1.0 / agent_search.CLOSE
+    assert [agent_search._is_close(lead(excess, 9.0), 0.5, 1.0) for excess in (0.5, 0.5 + late, 0.6 + late)] == [
+        True,
+        True,
+        False,
+    ]
+    assert agent_search._is_close(lead(late, 0.9 * near), 0.0, 1.0)
+    assert not agent_search._is_close(lead(0.0, 1.1 * near), 0.0, 1.0)
+    assert not agent_search._is_close(lead(2 * late, 1.0), 0.0, 1.0)

@@ -12,7 +12,7 @@ from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.candidates import CandidateFamily
-from xscheduler.ceilings import Reach, decode_rate, reach
+from xscheduler.ceilings import Interleaved, Reach, decode_rate, reach
 from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.spaces import POLICIES, spaces
 from xsimulator.cost.cost_model import CostModel, ReplicaCost
@@ -137,3 +137,11 @@ def test_decoding_is_looked_at_up_to_the_residents_in_even_steps(residents):
     steps = found.batch[1:] / found.batch[:-1]
     assert all(1.1 < step <= 2.0 for step in steps[:-1]) and all(1.0 < step <= 2.0 for step in steps[-1:])
     assert residents != 8192.0 or steps[-1] > 1.2
+
+
+def test_nothing_is_served_within_a_time_in_which_no_prompt_is():
+    """The rate of iterations with prompts between them, under no time at all and under much of it."""
+    reached = Reach(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.5, 1.8, 2.0]), np.full(4, 1e-3))
+    load = Load(task("S"), False)
+    between = Interleaved.of(load, float(load.iterations[0][-1]), 1)
+    assert between.rate(reached, 10.0, 10.0, 1e-6, 0.1) == 0.0 < between.rate(reached, 10.0, 10.0, 1e6, 0.1)

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xcore.document import from_dict, to_dict
 from xcore.errors import InputError
 from xcore.specs.bound import ALL_REQUESTS
 from xcore.specs.schedule import Schedule
-from xscheduler.drafts import Drafts, draft_gain, gain_texts, search_drafts
+from xscheduler.drafts import Drafts, climb, draft_gain, gain_texts, search_drafts
 from xscheduler.setting_search import SearchOptions, search_schedule
 from xscheduler.settings import find_setting, with_draft
 from xsimulator.cost.cost_model import ReplicaCost
@@ -95,3 +97,26 @@ def test_options_that_contradict_are_refused(asked, why):
         Drafts.of(*asked)
     with pytest.raises(InputError, match="pass --num-speculative-tokens"):
         _ = Drafts.of("0.7", None, None, None).only
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True), st.data())
+def test_a_climb_ends_at_the_highest_figure_where_it_rises_and_then_falls(figures, data):
+    """Beside the largest of all figures; where the first one reaches nothing, of figures in any order."""
+    values = tuple(range(1, len(figures) + 1))
+    first = data.draw(st.sampled_from(values))
+    peak = max(figures)
+    below = [figure for figure in figures if figure != peak]
+    split = data.draw(st.integers(0, len(below)))
+    rising = [*sorted(below[:split]), peak, *sorted(below[split:], reverse=True)]
+    table = dict(zip(values, figures if rising[first - 1] == 0 else rising, strict=True))
+    if rising[first - 1] == 0:
+        table[first] = 0
+    asked = []
+
+    def measure(value, reached):
+        asked.append(value)
+        return table[value]
+
+    value, figure = climb(values, first, table[first], measure)
+    assert figure == table[value] == max(table.values())
+    assert first not in asked and len(asked) == len(set(asked))

@@ -3,7 +3,8 @@
 import pytest
 
 from xcore.errors import InputError
-from xscheduler.engine_settings import engine_schedule, resident
+from xcore.specs.cluster import parse_cluster
+from xscheduler.engine_settings import _part, engine_schedule, resident
 from xscheduler.settings import find_setting
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
@@ -37,3 +38,15 @@ def test_the_least_blocks_of_an_engine_hold_its_longest_request(model, policy, b
     longer = find_setting(model, "1xA100-80GB", f"2048/{outputs + 1}", "roofline")
     with pytest.raises(InputError, match=f"pass --kv-blocks {blocks + 1} or more"):
         engine_schedule(longer, policy, 1, blocks, 16, **variables)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "replicas", "tp_degree", "devices"),
+    [("3xA40", 1, 1, 3), ("3xA40", 1, 2, 2), ("4xA40", 1, 1, 4), ("4xA40", 2, 2, 2), ("4xA40", 3, 1, 1)],
+)
+def test_a_replica_has_its_equal_part_of_the_devices_in_whole_groups(cluster, replicas, tp_degree, devices):
+    whole = parse_cluster(cluster)
+    part = _part(whole, replicas, tp_degree)
+    assert part.devices == devices <= whole.devices / replicas and part.device == whole.device
+    if tp_degree == 1:
+        assert _part(whole, replicas) == part

@@ -41,3 +41,12 @@ def test_each_hour_has_the_fewest_replicas_that_sustain_its_rate():
     assert len(set(day.replicas)) >= 4
     assert day.device_hours == devices(needed.schedule) * sum(day.replicas) and day.hours == 7.0
     assert day.requests == pytest.approx(3600 * sum(rates))
+
+
+def test_replicas_cost_what_all_their_devices_do_and_nothing_is_known_without_prices():
+    setting = find_setting("opt-13b", "8xA40", "512/32", "roofline", one_engine=True)
+    search = SearchOptions(ALL_REQUESTS, None, None, ("chunked",), "bnb", 0.0)
+    asked = RateQuestion(60.0, RateBounds(3.0), search, Arrivals.poisson(setting.workload, None, count=10))
+    layout = replica_layouts(setting, {"tp_degree": 2})[0]
+    assert layout.devices == 2 and asked.price(layout, 3) is None
+    assert replace(asked, prices={"A40": 1.5, "L4": 9.0}).price(layout, 3) == 6 * 1.5

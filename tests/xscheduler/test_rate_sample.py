@@ -122,3 +122,10 @@ def test_requests_that_find_a_share_have_it_of_one_text():
     assert computed.prefix_hit == 0.0 and computed.input.mean == pytest.approx((arrivals.inputs - arrivals.warm).mean())
     (replica,) = arrivals.sample(500, 1, ALL_REQUESTS).replicas
     assert replica.warm.tolist() == arrivals.warm.tolist()
+
+
+def test_gaps_say_nothing_of_lengths():
+    """Of thirty samples, the first 25 gaps and prompts: on average they are not correlated."""
+    samples = [Arrivals.poisson(task("T"), None, seed, count=26) for seed in range(30)]
+    related = [np.corrcoef(np.diff(sample.times), sample.inputs[1:])[0, 1] for sample in samples]
+    assert abs(np.mean(related)) < 0.15, "four standard errors"

@@ -3,6 +3,7 @@
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from xcore.specs.engine_spec import ENGINES
 from xcore.specs.workload import RequestLengths, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.advice import TIMES
-from xscheduler.relaxation import LEAST_GAIN, RELAXED
+from xscheduler.relaxation import LEAST_GAIN, RELAXED, _key, _Looser
 from xscheduler.tune import tune
 
 BOUNDS = {"latency_bound_s": "latency", "ttft_s": "ttft", "tpot_s": "tpot"}
@@ -156,3 +157,27 @@ def test_a_bound_on_sequences_is_named():
         r"at most 10 sequences are decoded at once; 10% more sequences would give at least [\d.]+% more",
         found.alternatives[0].reason,
     )
+
+
+def test_more_memory_matters_unless_another_bound_ends_the_line():
+    """A line of one variable whose largest point misses a time, or memory alone; other bounds always matter."""
+
+    def line(name, *variables):
+        bounds = [SimpleNamespace(name=n, never_meets=lambda figure: figure > 1.0) for n in ("memory", name)]
+        searched = SimpleNamespace(
+            highest=(9,), constraints=bounds, at=lambda point: SimpleNamespace(figures=(2.0, 3.0))
+        )
+        where = SimpleNamespace(replica=SimpleNamespace(stages=()))
+        of_line = {"where": where, "constants": {}, "variables": variables}
+        return SimpleNamespace(**of_line, **vars(searched))
+
+    one, two = SimpleNamespace(values=(1, 2)), SimpleNamespace(values=(1, 2, 3))
+    for raised, name, variables, matters in [
+        ("memory", "latency", (one,), False),
+        ("memory", "memory", (one,), True),
+        ("memory", "latency", (one, two), True),
+        ("latency", "latency", (one,), True),
+    ]:
+        space = line(name, *variables)
+        assert _Looser(None, raised, 1.0, None, {_key(space): space})._matters(space) == matters
+        assert _Looser(None, raised, 1.0, None, {})._matters(space), "it wasn't searched before"

@@ -228,3 +228,11 @@ def test_a_dtype_that_a_run_refuses_for_its_weights_is_named(tmp_path, monkeypat
         "refuses w4a32 for plain: its checkpoint has plain floats; `exegpt model quantize" in said["plain", "w4a32"][0]
     )
     assert "weights of 4 bits, which run in --dtype fp32 or bf16" in said["codes", "fp16"][0]
+
+
+@pytest.mark.parametrize(("engine", "one_engine", "beside"), [("exegpt", 0, 0), ("vllm", 0, 1), ("vllm", 1, 0)])
+def test_another_server_has_our_engine_beside_it_for_the_policies_that_it_lacks(engine, one_engine, beside):
+    setting = find_setting("opt-1.3b", "1xA40", "128/32", "roofline", engine=engine, one_engine=bool(one_engine))
+    assert (setting.own is not None) == bool(beside)
+    if setting.own:
+        assert setting.own.profile.provenance["engine"] != setting.profile.provenance["engine"] == engine
