@@ -24,7 +24,6 @@ from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Sta
 from xcore.specs.workload import task
 from xprofiler.roofline import roofline_profile
 from xserver.admission.admission_control import Admission
-from xserver.admission.slack import slack_s
 from xserver.engines.engine_link import Output
 from xserver.http.api_error import ApiError
 from xsimulator.cost.cost_model import ReplicaCost
@@ -110,7 +109,7 @@ class SimulatedServer:
             promise = self.admission.admit([(lengths[0], most)], arrival_s)
         except ApiError:
             return
-        hints = Hints(score=score, slack_s=slack_s(promise, self.bound_s))
+        hints = Hints(score=score, slack_s=promise.slack_s)
         sequence = Sequence(index, lengths[0], most, arrival_s, lengths[1], hints=hints)
         output = Output(Request(str(index), (1,) * lengths[0], most), due_s=promise.due_s)
         self.running[index] = sequence, output

@@ -116,8 +116,6 @@ class Answering:
 class Refusing:
     """Admission that refuses the first requests."""
 
-    bound_s = None
-
     def __init__(self, times: int):
         self.left = times
 

@@ -40,6 +40,11 @@ from xsimulator.replay.continuation import Standing, continue_from
 
 MARGIN = 0.04
 """Margin of predictions, as a share of the bound."""
+_PASSING_SHARE = 0.5
+"""Share of the time between the predicted and the promised end for which others may pass a request in the queue.
+
+The rest is for an order's effect on the queue: those that it lets wait have longer answers than admission expects.
+"""
 LONG_SHARE = 0.1
 """Maximum share of running sequences with prompts longer than the schedule's workload."""
 _CPU_SHARE = 0.04
@@ -65,6 +70,8 @@ class Promise:
     """Whether the prompt is longer than the schedule's workload: outside the bound."""
     due_s: float = math.inf
     """The time by which the answer must come, less the margin; infinite outside the bound."""
+    slack_s: float | None = None
+    """Seconds for which others may pass it in the queue (`xcore/orders/promised.py`); None: there is no bound."""
     cached: tuple[int, ...] = ()
     """Cached tokens of each prompt without which it would have been refused: the engine must keep as many."""
 
@@ -244,7 +251,8 @@ class Admission:
         if self.bound_s is not None and long:
             self._check_share(running)
         start = math.inf if start is None else start
-        return Promise(start, finish, most, service_s / most, long, due)
+        slack_s = self.bound_s if long else _PASSING_SHARE * max(0.0, due - finish)
+        return Promise(start, finish, most, service_s / most, long, due, None if self.bound_s is None else slack_s)
 
     def _is_long(self, prompts: Sequence[tuple[int, int]]) -> bool:
         return any(tokens > self.usual_input for tokens, _ in prompts)

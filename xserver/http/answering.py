@@ -12,7 +12,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from xserver.admission.admission_control import Promise
-from xserver.admission.slack import slack_s
 from xserver.admission.token_bounds import TokenBounds
 from xserver.http.api_error import RATE_LIMIT, ApiError, invalid
 from xserver.http.event_stream import EventStream, disconnected, event
@@ -261,9 +260,9 @@ def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival, cached: Sequen
     assert frontend.admission, "an engine that has opened"
     lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
     work.promise = frontend.admission.admit(lengths, arrival.at_s, cached)
-    if (bound_s := frontend.admission.bound_s) is not None:
+    if work.promise:
         for choice in work.choices:
-            choice.request = replace(choice.request, slack_s=slack_s(work.promise, bound_s))
+            choice.request = replace(choice.request, slack_s=work.promise.slack_s)
 
 
 async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:

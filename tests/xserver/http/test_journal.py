@@ -215,8 +215,6 @@ PATH = "/v1/completions"
 class Refusing:
     """Admission that refuses the first few requests."""
 
-    bound_s = None
-
     def __init__(self, refused):
         self.refused = refused
 
