@@ -7,6 +7,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = {
     "xcore/batching": "golden xcore/batching xcore/policies xsimulator/replay",
     "xcore/policies": "golden xcore/policies xcore/batching xscheduler/test_ties.py xsimulator/replay",
+    "xcore/policies/plugins": "exegpt/cli/test_plugins.py",
     "xsimulator/replay": "golden xsimulator/replay xcore/batching/test_prefix_pool.py "
     "xsimulator/steady/test_occupancy.py xsimulator/test_estimates.py xmulti/sharing/test_call_replay.py "
     "xscheduler/test_agent_search.py xscheduler/test_prefill_decode_search.py",

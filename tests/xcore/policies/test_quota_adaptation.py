@@ -142,3 +142,13 @@ def test_a_model_with_more_load_than_was_planned_gets_the_others_memory():
     adapted, (busy, rare) = run(LEAST)
     assert 118 <= busy.pool.quota + rare.pool.quota <= 120 and busy.pool.quota > 80
     assert adapted.seconds < 0.9 * fixed.seconds
+
+
+def test_the_first_window_is_as_long_as_the_others(monkeypatch):
+    adapted = []
+    monkeypatch.setattr(QuotaAdaptation, "adapt", lambda self, now: adapted.append(now))
+    model = tenant("m", pools_of("parts", [20])[0], 5, 1)
+    adaptation = QuotaAdaptation({model: LEAST})
+    for iteration in range(1, 3 * WINDOW + 1):
+        adaptation.decoded(model, 1, float(iteration))
+    assert adapted == [WINDOW, 2 * WINDOW, 3 * WINDOW]
