@@ -265,6 +265,7 @@ class Admission:
         joint_s, scale = self._pace.joint_prefill_s(), self._pace.scale(1)
         waiting = [self._pace.less_s(len(o.request.prompt_ids), o.held or 0) for o in running if not o.tokens]
         sums_s = np.cumsum([0.0, *(max(0.0, joint_s - scale * saved) for saved in (*waiting, *less))])
+        sums_s /= self._schedule.replicas  # which prefill at the same time
         begun = np.array([bool(output.tokens) for output in running])
         places = (self._schedule.control.of_kind("residents") or math.inf) * self._schedule.replicas
         ended = np.argsort(np.argsort(np.where(begun, left, np.inf), kind="stable"))
@@ -355,7 +356,7 @@ class Admission:
     def _check_share(self, running: Sequence[Output]) -> None:
         """Raise _Refused if too many requests with longer prompts than the schedule's workload are running."""
         long = sum(1 for output in running if len(output.request.prompt_ids) > self.usual_input)
-        residents = self._schedule.control.of_kind("residents") or len(running)
+        residents = (self._schedule.control.of_kind("residents") or 0) * self._schedule.replicas or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
             why = (
                 f"Few requests of more than {self.usual_input:,} input tokens may run at once, and {long} are running."

@@ -118,3 +118,15 @@ def test_refused_clients_of_a_burst_are_accepted_when_they_come_again(bound_s):
     assert len(again) > 200 and np.mean([accepted for _, accepted in again]) >= 0.95
     assert min(s for s, _ in again) < 1.3 * bound_s
     assert all(end_s <= output.added_s + bound_s for output, end_s in server.finished)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_prefill_at_the_same_time(replicas):
+    """As many waiting sequences on each replica delay the others as long as on one."""
+    seconds = []
+    for schedule in (SCHEDULE, replace(SCHEDULE, replicas=replicas)):
+        waiting = [Output(Request(str(place), (1,) * 100, 50)) for place in range(4 * schedule.replicas)]
+        bounded = replace(schedule, latency_bound_s=20.0)
+        admission = Admission(Opened(bounded, PROFILE, None, (), 0.0), lambda now=waiting: now, 1000, lambda: 0.0)
+        seconds.append(admission._prefills_s(waiting, [50] * len(waiting), ())[0][0])
+    assert seconds[1] == pytest.approx(seconds[0])
