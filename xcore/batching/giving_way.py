@@ -112,8 +112,11 @@ class GivingWay:
         while self._preemption and (first := waiting.peek(now)) is not None and first.last_token_s <= now:
             for victim in self._victims(first, now, most):
                 self.preempt(victim, now)
-            if not first.swapped or self._ledger.residents >= most or not self._has_blocks(first):
+            if not first.swapped or self._ledger.residents >= most:
                 return
+            while not self._has_blocks(first):
+                if self._ledger.residents or not self._ledger.pins.remove_newest(first):
+                    return
             waiting.pop()
             self._bring_back(first, now)
 
@@ -136,11 +139,11 @@ class GivingWay:
     def _has_blocks(self, sequence: Sequence, more: int = 0) -> bool:
         """Return whether a waiting sequence would find its blocks if `more` blocks were freed."""
         ledger = self._ledger
-        need = ledger.missing(self._need(sequence), ledger.cached_blocks(sequence))
+        need = ledger.missing(self.need(sequence), ledger.cached_blocks(sequence))
         return need <= ledger.pool.available + more
 
-    def _need(self, sequence: Sequence) -> int:
-        """Return the blocks with which a waiting sequence begins or goes on."""
+    def need(self, sequence: Sequence) -> int:
+        """Return the blocks with which a sequence begins, or goes on if it is swapped."""
         ledger = self._ledger
         need = ledger.admission.blocks(sequence)
         if sequence.swapped:
@@ -151,7 +154,7 @@ class GivingWay:
         """Make a swapped sequence resident, in the state in which it was preempted."""
         ledger = self._ledger
         shared, end = ledger.cached_blocks(sequence), sequence.swapped
-        ledger.take_blocks(sequence, self._need(sequence), shared)
+        ledger.take_blocks(sequence, self.need(sequence), shared)
         copied = sequence.cached - len(shared) * ledger.pool.block_size
         self._swaps.append(Swap(sequence.index, "cache", tuple(sequence.blocks[len(shared) : end]), copied))
         self.on_host -= sequence.swapped

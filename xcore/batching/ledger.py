@@ -122,7 +122,7 @@ class Ledger:
 
     def _pin(self, holder: Hashable, blocks: list[int]) -> int:
         unfinished = (*self.waiting, *self.encoding, *self.decoding) if blocks else ()
-        need = max(map(self.admission.blocks, unfinished), default=0)
+        need = max(map(self.giving_way.need, unfinished), default=0)
         return self.pins.add(holder, blocks, min(self.pool.total - need, self.pool.total // 2)) * self.pool.block_size
 
     def leave(self) -> list[Sequence]:

@@ -182,6 +182,24 @@ def test_no_resident_gives_way_in_vain():
     assert not ledger.preemptions and {s.index for s in step.decode} == {0, 1}
 
 
+@pytest.mark.parametrize(("arrival_s", "pinned_at", "tokens"), [(9, 2, 32), (22, 23, 0)])
+def test_a_swapped_sequence_comes_back_whatever_is_pinned(arrival_s, pinned_at, tokens):
+    """Pins from before it grew are released for it, and while it is swapped, no pin takes the blocks that it needs."""
+    ledger = Ledger(PrefixPool(20, BLOCK), make_order("learned"), admission="grow", preemption=Preemption(100))
+    long, shortest = Sequence(0, 40, 40, 0.0, hints=Hints(score=0.0)), Sequence(1, 32, 1, 0.0, hints=Hints(score=9.0))
+    short, policy = Sequence(2, 40, 2, float(arrival_s), hints=Hints(score=9.0)), OrcaPolicy(8, 4)
+    for sequence in (long, shortest, short):
+        sequence.keys = [(sequence.index, number) for number in range(20)]
+    ledger.submit([long, shortest, short])
+    for now in range(60):
+        if (step := policy.next_step(ledger, float(now))) is not None:
+            ledger.advance(step)
+        if now == pinned_at:
+            assert ledger.pin_prefixes("expected", (short if short.generated else shortest).keys) == tokens
+        ledger.check()
+    assert ledger.idle and ledger.giving_way.swapped == 1 and long.generated == 40
+
+
 def test_a_promoted_sequence_does_not_give_way_until_its_quantum_is_used_up():
     order = make_order("learned", guarded=True)
     order.idle_steps, order.quantum = 5, 3
