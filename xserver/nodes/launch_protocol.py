@@ -33,6 +33,8 @@ SILENT_S = 15.0
 """Seconds without a message after which the other end counts as lost."""
 PING_S = 2.0
 """Seconds between two pings of a server."""
+ATTACH_S = 10.0
+"""Seconds in which a server begins attempts to attach to a connection of an engine."""
 _PREFIX = 8
 _SERVER, _LAUNCHER = b"server", b"launcher"
 

@@ -14,6 +14,7 @@ from xcore.console import output
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xserver.nodes.launch_protocol import (
+    ATTACH_S,
     FIRST,
     FROM_SERVER,
     PROOF_S,
@@ -38,8 +39,8 @@ from xserver.nodes.launched_engine import LaunchedEngine
 
 MOST_ENGINES = 64
 _MOST_UNPROVEN = 32
-"""Most connections that have not proved themselves; others are closed."""
-_ATTACH_S = 10.0
+"""Most connections that have not proved themselves; for another one, the oldest is closed."""
+_ATTACH_S = 2 * ATTACH_S
 """Most seconds until a server attaches to a connection of an engine."""
 _CHUNK = 2**18
 _LOOPBACK = "127.0.0.1", "::1", "localhost"
@@ -74,7 +75,8 @@ class Launcher:
     def __init__(self, options: LauncherOptions, folder: Path):
         self._options, self._folder = options, folder
         self._numbers = count()
-        self._unproven = 0
+        self._unproven: dict[asyncio.StreamWriter, None] = {}
+        """Connections that have not proved themselves, the oldest first."""
         self._session: _ServerSession | None = None
         """The present server."""
         self._waiting: dict[int, _Waiting] = {}
@@ -126,19 +128,21 @@ class Launcher:
 
     async def _first(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Spec:
         """Return the first message of a server that has the token."""
-        if self._unproven >= _MOST_UNPROVEN:
-            raise ConnectionRefusedError("too many strangers")
+        if len(self._unproven) >= _MOST_UNPROVEN:  # a server proves itself at once: the oldest is none
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.close()
         prepare(writer)
 
         async def proved() -> Spec:
             await admit(reader, writer, self._options.token)
             return await receive(reader, FIRST)
 
-        self._unproven += 1
+        self._unproven[writer] = None
         try:
             return await asyncio.wait_for(proved(), PROOF_S)
         finally:
-            self._unproven -= 1
+            self._unproven.pop(writer, None)
 
     async def _control(
         self, hello: Hello, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from xcore import document
 from xcore.console import output
-from xcore.errors import InputError
 from xcore.requests.starting import say_starting
 from xcore.spec import Spec
 from xserver.engines.engine_link import EngineLink
@@ -90,18 +89,25 @@ class NodeEngine:
         task.add_done_callback(self._attaching.discard)
 
     async def _serve(self, place: int, connection: int) -> None:
-        link = self._links.get(place)
+        link, number = self._links.get(place), self._number
         if link is None:
             return
         try:
             reader, writer = await self._node.attach(connection)
-        except (OSError, EOFError, asyncio.TimeoutError, TimeoutError, InputError) as error:
+        except OSError as error:
             output.note(f"an engine of {self._node.address} can't be attached to: {error}", event="node_lost")
+            self._lose(number)
             return
         try:
             await link.serve(reader, writer, self._node.ahead_s)
         except (ValueError, LookupError, TypeError) as error:
             output.note(f"an engine of {self._node.address} has sent a message that can't be read: {error}")
+
+    def _lose(self, number: int | None) -> None:
+        """Let the launcher end an engine that can't be used, which has not failed itself."""
+        if number is not None and number == self._number and self._end and not self._end.done():
+            self.lost = True
+            self._node.send(EndEngine(number))
 
     def starts(self, place: int, text: str) -> None:
         """Record what the engine does before it opens."""
@@ -118,6 +124,8 @@ class NodeEngine:
     def gone(self) -> None:
         """Record that the launcher was lost, and the engine with it."""
         self.lost = True
+        for task in self._attaching:  # another launcher may have a connection with this number
+            task.cancel()
         for link in self._links.values():
             link.disconnect()
         self.ended(1, "")

@@ -16,6 +16,7 @@ from xcore.console import output
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xserver.nodes.launch_protocol import (
+    ATTACH_S,
     FROM_LAUNCHER,
     PING_S,
     PROOF_S,
@@ -118,14 +119,24 @@ class NodeLink:
             self._writer.write(encoded(message))
 
     async def attach(self, connection: int) -> Streams:
-        """Return a new connection that continues as a connection of an engine.
+        """Return a new connection that continues as a connection of an engine, after several attempts if needed.
+
+        Strangers may take the place of a connection that has not proved itself yet.
 
         Raises:
-            OSError, InputError: It can't be made.
+            OSError: It can't be made; the text says why.
         """
-        reader, writer = await self._open()
-        writer.write(encoded(Attach(connection)))
-        return reader, writer
+        until_s = time.monotonic() + ATTACH_S
+        while True:
+            try:
+                reader, writer = await self._open()
+            except (InputError, OSError, EOFError, asyncio.TimeoutError, TimeoutError) as error:
+                if time.monotonic() + _AGAIN_S >= until_s:
+                    raise ConnectionError(_reason(error)) from error
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                writer.write(encoded(Attach(connection)))
+                return reader, writer
 
     async def run(self) -> None:
         """Keep the connection until cancelled.

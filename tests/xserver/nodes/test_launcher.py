@@ -279,8 +279,59 @@ def test_what_is_no_message_ends_the_connection_and_its_engines(alone, tmp_path,
     asyncio.run(run())
 
 
-def test_strangers_take_no_place_of_a_server(tmp_path, monkeypatch):
-    """Each has some seconds to prove itself, and only so many may try at once."""
+def test_strangers_take_no_place_of_a_server(alone, tmp_path, monkeypatch):  # noqa: F811
+    """Only so many may try at once: the oldest gives its place to the next one, which may be a server."""
+    monkeypatch.setattr(launcher, "PROOF_S", 60.0)
+
+    async def run():
+        async with launching(tmp_path) as port:
+            connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(launcher._MOST_UNPROVEN)]
+            for reader, _ in connections:
+                await reader.readexactly(32)
+            async with linked(port) as link:
+                assert await asyncio.wait_for(connections[0][0].read(), 10.0) == b"", "the oldest"
+                _, connection = await begun(link, alone)
+                reader, writer = await link.attach(connection)
+                writer.write(b"data")
+                assert await reader.readexactly(4) == b"data"
+                assert not any(reader.at_eof() for reader, _ in connections[1:]), "a server needs one place at a time"
+
+    asyncio.run(run())
+
+
+def test_an_attempt_to_attach_is_made_again(alone, tmp_path, monkeypatch):  # noqa: F811
+    """The launcher may have dropped the connection for another one; in the end the error says why."""
+
+    class Link(NodeLink):
+        fails = 0
+
+        async def _open(self):
+            if self.fails:
+                self.fails -= 1
+                raise [EOFError(), TimeoutError(), InputError("no token.")][self.fails % 3]
+            return await super()._open()
+
+    async def run():
+        async with launching(tmp_path) as port:
+            link = Link(NodeAddress(1, "127.0.0.1", port), TOKEN)
+            running = asyncio.ensure_future(link.run())
+            await asyncio.wait_for(link.reachable(), 10.0)
+            _, connection = await begun(link, alone)
+            link.fails = 3
+            reader, writer = await link.attach(connection)
+            writer.write(b"data")
+            assert await reader.readexactly(4) == b"data" and not link.fails
+            monkeypatch.setattr(node_link, "ATTACH_S", 0.0)
+            link.fails = 3
+            with pytest.raises(ConnectionError, match=r"^no token$"):
+                await link.attach(connection)
+            assert link.fails == 2
+            running.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_stranger_has_some_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "PROOF_S", 0.5)
 
     async def run():
@@ -288,8 +339,6 @@ def test_strangers_take_no_place_of_a_server(tmp_path, monkeypatch):
             connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(launcher._MOST_UNPROVEN)]
             for reader, _ in connections:
                 await reader.readexactly(32)
-            reader, _ = await asyncio.open_connection("127.0.0.1", port)
-            assert await reader.read() == b"", "one too many"
             for reader, _ in connections:
                 assert await asyncio.wait_for(reader.read(), 10.0) == b""
             async with linked(port):

@@ -9,6 +9,7 @@ from xcore import document
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.engines.engine_link import EngineLink
+from xserver.engines.engine_unit import EngineUnit
 from xserver.engines.unit_options import EngineUnitOptions, NodePlace, UnitModel
 from xserver.nodes.launch_protocol import EndEngine, LaunchedModel, StartEngine
 from xserver.nodes.node_engine import NodeEngine
@@ -20,10 +21,15 @@ class Node(NodeLink):
 
     def __init__(self):
         super().__init__(NodeAddress(1, "there", 8100), "")
-        self.sent, self.up = [], True
+        self.sent, self.up, self.attaches = [], True, None
 
     def send(self, message):
         self.sent.append(message)
+
+    async def attach(self, connection):
+        if self.attaches:
+            await self.attaches.wait()
+        raise ConnectionError("its launcher does not answer")
 
 
 def engine_of(tmp_path, names=("a",)):
@@ -97,6 +103,48 @@ def test_a_node_that_is_lost_before_the_start_loses_the_engine(tmp_path):
         return await engine.wait(), engine.lost
 
     assert asyncio.run(run()) == (1, True)
+
+
+def test_an_engine_that_can_not_be_attached_to_is_lost_and_another_follows(tmp_path, capsys):
+    """It ends with the code of a refused input, because nobody has attached to it; the server goes on."""
+
+    async def run():
+        engine, node, links = engine_of(tmp_path)
+        unit = EngineUnit(engine._options, links, tmp_path, asyncio.Semaphore(1), node)
+        running = asyncio.ensure_future(unit.run())
+        for starts in range(1, 8):  # more than an engine may fail
+            while len(node._engines) < starts:
+                await asyncio.sleep(0.01)
+            node._engines[starts - 1].connected(3, 1)
+            while node.sent[-1] != EndEngine(starts - 1):
+                await asyncio.sleep(0.01)
+            node._engines[starts - 1].ended(2, "")
+        await asyncio.sleep(0.1)
+        goes_on = not running.done()
+        running.cancel()
+        return goes_on
+
+    assert asyncio.run(asyncio.wait_for(run(), 20.0))
+    assert "an engine of node 1 (there:8100) can't be attached to: its launcher does not answer" in (
+        capsys.readouterr().err
+    )
+
+
+def test_nobody_attaches_to_an_engine_of_a_lost_launcher(tmp_path):
+    """The next launcher's connections have the same numbers."""
+
+    async def run():
+        engine, node, _ = engine_of(tmp_path)
+        waits = node.attaches = asyncio.Event()
+        await engine.start({})
+        engine.connected(3, 1)
+        await asyncio.sleep(0)
+        (attaching,) = engine._attaching
+        engine.gone()
+        await asyncio.wait({attaching}, timeout=5.0)
+        return attaching.cancelled(), waits.is_set(), await engine.wait()
+
+    assert asyncio.run(run()) == (True, False, 1)
 
 
 def test_what_an_engine_does_before_it_opens_is_shown(tmp_path):
