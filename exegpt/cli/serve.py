@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt.cli.key_files import keys, node_token
+from exegpt.cli.key_files import ADMIN_TOKEN, API_KEY, keys, node_token
 from exegpt.options.option_record import command, option, option_name, option_words, typed_options
 from exegpt.options.served import OneModelOptions, ServedOptions
 from exegpt.options.shared_options import PLUGIN
@@ -175,12 +175,14 @@ def _serve(options: ServeOptions) -> int:
             watching=engines.watching,
             host=options.host,
             port=options.port,
-            api_keys=keys(options.api_key_file, "EXEGPT_API_KEY"),
-            read_api_keys=partial(keys, options.api_key_file, "") if options.api_key_file else None,
+            api_keys=keys(options.api_key_file, API_KEY),
+            read_api_keys=partial(keys, options.api_key_file, API_KEY) if options.api_key_file else None,
             hosts=tuple(options.allowed_host or ()),
             origins=tuple(options.cors or ()),
-            admin_token=next(iter(keys(options.admin_token_file, "EXEGPT_ADMIN_TOKEN")), None),
-            read_admin_tokens=partial(keys, options.admin_token_file, "") if options.admin_token_file else None,
+            admin_token=next(iter(keys(options.admin_token_file, ADMIN_TOKEN)), None),
+            read_admin_tokens=partial(keys, options.admin_token_file, ADMIN_TOKEN)
+            if options.admin_token_file
+            else None,
             residency=_residency(options),
             nodes=engines.nodes,
             node_token=engines.node_token,

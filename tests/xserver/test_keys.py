@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from exegpt.cli.serve import _keys
+from exegpt.cli.key_files import ADMIN_TOKEN, API_KEY, NODE_TOKEN
+from exegpt.cli.key_files import keys as _keys
 from tests.xserver.conftest import serving
 from xcore.errors import InputError
 
@@ -61,10 +62,25 @@ def test_a_key_file_names_its_wrong_line_and_warns_of_readers(tmp_path, capsys):
     keys = tmp_path / "keys"
     keys.write_text("good-1\n\nnot a key\n")
     with pytest.raises(InputError, match=r"Line 3 of '.*keys' is no API key") as refused:
-        _keys(keys, "")
+        _keys(keys, API_KEY)
     assert "not a key" not in str(refused.value), "a key is a secret"
     keys.write_text("good-1\ngood-2\n")
     keys.chmod(0o644)
-    assert _keys(keys, "") == ("good-1", "good-2") and "chmod 600" in capsys.readouterr().err
+    assert _keys(keys, API_KEY) == ("good-1", "good-2") and "chmod 600" in capsys.readouterr().err
     keys.chmod(0o600)
-    assert _keys(keys, "") == ("good-1", "good-2") and not capsys.readouterr().err
+    assert _keys(keys, API_KEY) == ("good-1", "good-2") and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["\udcff\udcfe0123456789abcdefghi", "two words of 16 letters", "schlüssel-0123456789"])
+@pytest.mark.parametrize("variable", [API_KEY, ADMIN_TOKEN, NODE_TOKEN])
+def test_a_key_of_the_environment_is_checked_like_those_of_a_file(monkeypatch, tmp_path, variable, key):
+    """Also bytes that are no text; in a file, a token is called a token."""
+    monkeypatch.setenv(variable, key)
+    name = "API key" if variable == API_KEY else "token"
+    with pytest.raises(InputError, match=f"^The environment's {variable} is no {name}: use letters") as refused:
+        _keys(None, variable)
+    assert key not in str(refused.value)
+    path = tmp_path / "keys"
+    path.write_text("two words of 16 letters\n")
+    with pytest.raises(InputError, match=f"^Line 1 of '.*keys' is no {name}: use letters"):
+        _keys(path, variable)
