@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from exegpt.cli.key_files import node_token
 from exegpt.options.option_record import command, option
-from exegpt.options.values import directories
+from exegpt.options.values import node_directories
 from xcore.console.output import LOG_FORMAT
 from xcore.errors import InputError
 from xcore.frozen_heap import imports
@@ -48,7 +48,7 @@ def launch(options: LaunchOptions) -> int:
     if options.log_format not in ("text", "json"):
         raise InputError(f"--log-format '{options.log_format}' is not known: use text or json.")
     os.environ[LOG_FORMAT] = options.log_format
-    models = {name: Path(path).absolute() for name, path in directories(options.model).items()}
+    models = {name: Path(path).absolute() for name, path in node_directories(options.model).items()}
     if missing := next((path for path in models.values() if not path.is_dir()), None):
         raise InputError(f"There is no directory '{missing}': correct --model.")
     host, port = host_and_port(options.listen, "--listen")

@@ -6,7 +6,7 @@ from xcore.errors import InputError
 from xmulti.serving.planned_units import NodesInUse
 from xserver.nodes.node_link import NodeAddress
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]=]+):(\d{1,5})")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]=]+):([0-9]{1,5})")
 
 
 def host_and_port(text: str, option: str) -> tuple[str, int]:
@@ -41,7 +41,7 @@ def node_addresses(texts: list[str] | None) -> tuple[NodesInUse, tuple[NodeAddre
     local, addresses = None, dict[int, NodeAddress]()
     for text in texts:
         name, _, where = text.partition("=")
-        if not re.fullmatch(r"\d{1,6}", name) or not where:
+        if not re.fullmatch("[0-9]{1,6}", name) or not where:
             raise InputError(f"--node '{text}' names no node: write NODE=HOST:PORT or NODE=local, with nodes from 0.")
         node = int(name)
         if node == local or node in addresses:

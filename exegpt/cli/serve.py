@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from xserver.engines.unit_options import EngineUnitOptions
     from xserver.nodes.node_link import NodeAddress
 
+_TOKEN_FILE = "--node-token-file"
 _REPLAN_AFTER = "1m"
 """Default of --replan-after: a burst is over by then, and starting a new engine takes some seconds."""
 
@@ -203,7 +204,8 @@ def _serve(options: ServeOptions) -> int:
 
 def _unit(options: ServeOptions) -> "EngineUnitOptions":
     """Return the engine of one model."""
-    for name, value in (("--replan-after", options.replan_after), ("--node", options.node)):
+    of_plans = {"--replan-after": options.replan_after, "--node": options.node, _TOKEN_FILE: options.node_token_file}
+    for name, value in of_plans.items():
         if value:
             raise InputError(f"{name} needs a plan: pass --plan, or leave it out.")
     from exegpt.cli.engine import engine_options
@@ -239,8 +241,10 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     if ranks_started() > 1:
         raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
     at, addresses = node_addresses(options.node)
+    if options.node_token_file and not addresses:
+        raise InputError(f"{_TOKEN_FILE} is for launchers: pass --node NODE=HOST:PORT too, or leave it out.")
     plan = read_plan(path, directories(options.model), at)
-    token = node_token(options.node_token_file, "--node-token-file") if addresses else None
+    token = node_token(options.node_token_file, _TOKEN_FILE) if addresses else None
     passed_on = typed_options(options, ServedOptions)
     for name in ("threads", *of_residency):  # each engine has its part of the threads
         passed_on.pop(name, None)

@@ -41,17 +41,24 @@ def directories(models: list[str] | None) -> dict[str, str]:
     return _by_model("--model", "DIR", models)
 
 
+def node_directories(models: list[str] | None) -> dict[str, str]:
+    """Return a node's directories by name, from `--model NAME=DIR` of a launcher."""
+    return _by_model("--model", "DIR", models, "names no model: pass")
+
+
 def plan_rankers(rankers: list[str] | None) -> dict[str, Path]:
     """Return the rankers' files by model, from `--ranker NAME=FILE` with --plan."""
     return {name: Path(path) for name, path in _by_model("--ranker", "FILE", rankers).items()}
 
 
-def _by_model(option: str, what: str, values: list[str] | None) -> dict[str, str]:
+def _by_model(
+    option: str, what: str, values: list[str] | None, wrong: str = "names no model of the plan: with --plan, pass"
+) -> dict[str, str]:
     paths: dict[str, str] = {}
     for text in values or ():
         name, equals, path = text.partition("=")
         if not (name and equals and path):
-            raise InputError(f"{option} {text} names no model of the plan: with --plan, pass {option} NAME={what}.")
+            raise InputError(f"{option} {text} {wrong} {option} NAME={what}.")
         if paths.setdefault(name, path) != path:
             raise InputError(f"{option} has '{paths[name]}' and '{path}' for model '{name}': leave one of them out.")
     return paths

@@ -48,8 +48,13 @@ def read_plan_file(path: Path) -> Plan:
 
 
 def read_plan(path: Path, directories: Mapping[str, str], nodes: NodesInUse | None = None) -> Plan:
-    """Return the plan of a file, as `with_directories` has it."""
-    return with_directories(read_plan_file(path), directories, f"'{path}'", nodes)
+    """Return the plan of a file, as `with_directories` has it; InputError if it has no node that the user has named."""
+    plan = read_plan_file(path)
+    named = [node for node in (nodes.local, *nodes.launched) if node is not None] if nodes and nodes.named else []
+    if absent := [node for node in named if node >= plan.cluster.nodes]:
+        has = "only node 0" if plan.cluster.nodes == 1 else f"nodes 0 to {plan.cluster.nodes - 1}"
+        raise InputError(f"--node names node {absent[0]}, but '{path}' has {has}: correct it or leave it out.")
+    return with_directories(plan, directories, f"'{path}'", nodes)
 
 
 def with_directories(plan: Plan, directories: Mapping[str, str], what: str, nodes: NodesInUse | None = None) -> Plan:

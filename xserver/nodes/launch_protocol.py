@@ -229,6 +229,11 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
         raise Stranger
 
 
+def address_text(host: str, port: int) -> str:
+    """Return HOST:PORT as it is typed: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def why_text(error: OSError) -> str:
     """Return the system's own words for an error, without asyncio's about the address."""
     if error.errno and not isinstance(error, socket.gaierror):

@@ -29,6 +29,7 @@ from xserver.nodes.launch_protocol import (
     StartEngine,
     Stranger,
     Welcome,
+    address_text,
     admit,
     encoded,
     prepare,
@@ -88,7 +89,7 @@ class Launcher:
         Raises:
             InputError: The address isn't available.
         """
-        where = f"{self._options.host}:{self._options.port}"
+        where = address_text(self._options.host, self._options.port)
         try:
             server = await asyncio.start_server(self._serve, self._options.host, self._options.port, limit=_CHUNK)
         except OSError as error:

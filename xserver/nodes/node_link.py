@@ -31,6 +31,7 @@ from xserver.nodes.launch_protocol import (
     Pong,
     Stranger,
     Welcome,
+    address_text,
     encoded,
     introduce,
     prepare,
@@ -56,7 +57,7 @@ class NodeAddress:
     port: int
 
     def __str__(self) -> str:
-        return f"node {self.node} ({self.host}:{self.port})"
+        return f"node {self.node} ({address_text(self.host, self.port)})"
 
 
 class NodesEngine(Protocol):

@@ -2,11 +2,14 @@
 
 import json
 import socket
+from dataclasses import replace
 
 import pytest
 
 from exegpt.cli.node_addresses import host_and_port, node_addresses
 from tests.exegpt.cli.conftest import run_command
+from tests.xmulti.serving.test_replanning import planned
+from xcore import document
 from xcore.errors import InputError
 from xmulti.serving.planned_units import NodesInUse
 from xserver.nodes.node_link import NodeAddress
@@ -29,7 +32,7 @@ def test_nodes_are_read():
         NodeAddress(2, "::1", 1),
         NodeAddress(3, "gpu-3.example", 65535),
     )
-    assert str(addresses[0]) == "node 1 (10.0.0.2:8100)"
+    assert [str(each) for each in addresses[:2]] == ["node 1 (10.0.0.2:8100)", "node 2 ([::1]:1)"]
     assert node_addresses(["0=a:1"])[0] == NodesInUse(None, (0,))
 
 
@@ -44,6 +47,8 @@ def test_nodes_are_read():
         (["1=10.0.0.2:0"], "is no address"),
         (["1=10.0.0.2:65536"], "is no address"),
         (["1=a b:1"], "is no address"),
+        (["1=a:٨٠"], "is no address"),
+        (["٨=a:1"], "names no node"),
         (["1=::1:80"], "is no address"),
         (["1=a..b:80"], "is no address"),
         (["1=a:1", "1=b:1"], "names node 1 twice"),
@@ -73,18 +78,37 @@ def test_a_launcher_says_what_is_wrong_with_its_options(tmp_path, monkeypatch):
     monkeypatch.setenv("EXEGPT_NODE_TOKEN", "0123456789abcdef")
     assert "--listen '8100' is no address" in refused("launch", "--listen", "8100")
     assert "There is no directory '/gone': correct --model" in refused("launch", "--model", "a=/gone")
-    assert "--model x names no model" in refused("launch", "--model", "x")
+    assert "--model x names no model: pass --model NAME=DIR" in refused("launch", "--model", "x")
     assert "--log-format 'xml' is not known" in refused("launch", "--log-format", "xml")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port} can't be opened (address already in use): pass another --listen" in refused(
             "launch", "--listen", f"127.0.0.1:{port}"
         )
+    assert "[1:2]:8100 can't be opened (" in refused("launch", "--listen", "[1:2]:8100")
     assert host_and_port("127.0.0.1:80", "--listen") == ("127.0.0.1", 80)
 
 
 def test_nodes_need_a_plan(tmp_path):
     assert "--node needs a plan" in refused("serve", "--model", tmp_path, "--node", "0=local")
+    assert "--node-token-file needs a plan" in refused("serve", "--model", tmp_path, "--node-token-file", "nosuchfile")
+
+
+def test_no_option_of_nodes_is_without_effect(tmp_path, monkeypatch):
+    """A token without a launcher, and a node that the plan doesn't have."""
+    monkeypatch.setenv("EXEGPT_NODE_TOKEN", "0123456789abcdef")
+    plan = planned({"a": 1.0})
+    document.write(tmp_path / "one.json", plan)
+    document.write(tmp_path / "two.json", replace(plan, cluster=replace(plan.cluster, nodes=2)))
+    serve = ("serve", "--plan", tmp_path / "one.json")
+    for at in ((), ("--node", "0=local")):
+        assert "--node-token-file is for launchers: pass --node NODE=HOST:PORT too" in refused(
+            *serve, *at, "--node-token-file", "nosuchfile"
+        )
+    assert "--node names node 7, but '" in (line := refused(*serve, "--node", "0=local", "--node", "7=127.0.0.1:1"))
+    assert "one.json' has only node 0: correct it" in line
+    assert "names node 2, but" in (line := refused(*serve[:2], tmp_path / "two.json", "--node", "2=local"))
+    assert "two.json' has nodes 0 to 1: correct it" in line
 
 
 @pytest.fixture
