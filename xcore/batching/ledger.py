@@ -269,7 +269,7 @@ class Ledger:
         """
         if step.repeats == 1 or self.leaving or (step.arrivals and self.waiting.unsteady):
             return 1
-        if self.giving_way.ranks_running and self.following and self.waiting:
+        if self.giving_way.ranks_running and self.waiting.any_arrived:  # it may find less room from step to step
             return 1
         if not self.admission.grows:
             return step.repeats

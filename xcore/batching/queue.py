@@ -41,6 +41,11 @@ class Queue:
         return len(self._arrived)
 
     @property
+    def any_arrived(self) -> bool:
+        """Return whether a sequence has arrived, as of the last look at the queue."""
+        return bool(len(self._arrived))
+
+    @property
     def unsteady(self) -> bool:
         """Return whether the first sequence may change although no sequence has arrived or left."""
         return len(self._arrived) > 1 and (self.order.changes or self._following is not None)
