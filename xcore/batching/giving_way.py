@@ -9,9 +9,11 @@ Nothing is preempted in vain: residents give way only if that makes room for the
 rise while a sequence runs, two sequences never take turns. A starvation guard's promotions last for a quantum of steps.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from xcore.batching.prefix_pool import PrefixPool
 from xcore.batching.sequence import DECODE, FINISHED, PREEMPTED, PREFILL, Sequence
 
 if TYPE_CHECKING:
@@ -126,15 +128,27 @@ class GivingWay:
         running = len(ledger.encoding) + len(ledger.decoding)
         if running < most and (ledger.residents >= most or self._has_blocks(first)):
             return []  # it has room, now or once the sequences that are leaving have left
-        victims, freed, rank = list[Sequence](), 0, ledger.waiting.rank(first, now)
+        victims, rank = list[Sequence](), ledger.waiting.rank(first, now)
+        found, holds, freed = set(ledger.cached_blocks(first)), Counter[int](), 0
         for resident in reversed(self._ranked(now)):
             if ledger.waiting.rank(resident, now) <= rank:
                 break
             victims.append(resident)
-            freed += len(resident.blocks)
+            freed += self._freed_for(found, resident, holds)
             if running - len(victims) < most and self._has_blocks(first, freed):
                 return victims
         return []
+
+    def _freed_for(self, found: set[int], resident: Sequence, holds: Counter[int]) -> int:
+        """Return how many blocks this victim frees for a sequence that finds `found` cached; update `holds`.
+
+        `holds` counts how many victims hold each block: a shared one is free once all its holders have given way.
+        """
+        pool = self._ledger.pool
+        if not isinstance(pool, PrefixPool):
+            return len(resident.blocks)
+        holds.update(resident.blocks)
+        return sum(pool.holders(block) == holds[block] and block not in found for block in resident.blocks)
 
     def _has_blocks(self, sequence: Sequence, more: int = 0) -> bool:
         """Return whether a waiting sequence would find its blocks if `more` blocks were freed."""

@@ -82,6 +82,10 @@ class PrefixPool:
         """Return the blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
+    def holders(self, block: int) -> int:
+        """Return how many hold a held block: sequences and pins."""
+        return self._holders[block]
+
     def allocate(self, count: int) -> list[int]:
         """Return the numbers of `count` free blocks, whose contents are lost; MemoryError if fewer are `available`."""
         if count > self.available:

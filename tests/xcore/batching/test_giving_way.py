@@ -182,6 +182,22 @@ def test_no_resident_gives_way_in_vain():
     assert not ledger.preemptions and {s.index for s in step.decode} == {0, 1}
 
 
+@pytest.mark.parametrize(("beginning", "lengths"), [("high", (25, 4)), ("low", (48, 13)), ("own", (25, 4))])
+def test_shared_blocks_do_not_count_as_freed(beginning, lengths):
+    """10 blocks of the last resident: 8 are shared with one that stays, are found cached, or are of nobody else."""
+    ledger = Ledger(PrefixPool(16, BLOCK), make_order("learned"), preemption=Preemption(100))
+    policy = OrcaPolicy(8, 4)
+    high, low = Sequence(0, 6, 3, 0.0, hints=Hints(score=9.0)), Sequence(1, 36, 5, 0.0, hints=Hints(score=0.0))
+    high = Sequence(0, 36, 5, 0.0, hints=Hints(score=9.0)) if beginning == "high" else high
+    first = Sequence(2, *lengths, 1.0, hints=Hints(score=5.0))
+    for sequence, alike in ((high, beginning == "high"), (low, True), (first, beginning == "low")):
+        sequence.keys = [("alike" if alike and number < 8 else sequence.index, number) for number in range(15)]
+    ledger.submit([high, low, first])
+    turn(ledger, policy, 0.0)
+    turn(ledger, policy, 1.0)
+    assert [s.index for s in ledger.giving_way.take_preempted()] == ([1] if beginning == "own" else [])
+
+
 @pytest.mark.parametrize(("arrival_s", "pinned_at", "tokens"), [(9, 2, 32), (22, 23, 0)])
 def test_a_swapped_sequence_comes_back_whatever_is_pinned(arrival_s, pinned_at, tokens):
     """Pins from before it grew are released for it, and while it is swapped, no pin takes the blocks that it needs."""
@@ -215,6 +231,18 @@ def test_a_promoted_sequence_does_not_give_way_until_its_quantum_is_used_up():
     stints = [len(list(stint)) for index, stint in itertools.groupby(ran) if index == 0]
     assert stints[0] == 1, "gives way to the second request at once"
     assert stints[1] == 3, "then runs for its quantum among better ones"
+
+
+def test_a_replay_sees_the_room_of_a_waiting_request_go():
+    """Residents take the free blocks of a waiting request while they decode, so one of them gives way to it."""
+    lengths = [(13, 14, 0.0089), (28, 15, 0.0277), (15, 1, 0.0437), (24, 19, 0.009), (17, 23, 0.0072), (5, 9, 0.004)]
+    rows = [RequestLengths(*row) for row in lengths]
+    controls = {"max_num_seqs": 5, "prefills_per_step": 2}
+    plan, costs = schedule("orca", kv_blocks=19, block_size=8, admission="grow", **controls), profile()
+    hints = [Hints(output_tokens=row.output) for row in rows]
+    how = {"order": make_order("sjf"), "hints": hints, "preemption": Preemption(1000)}
+    stepped = replay(plan, costs, rows, step_by_step=True, **how)
+    assert stepped.preemptions and replay(plan, costs, rows, **how).served == stepped.served
 
 
 def test_policies_and_models_without_it_are_refused():
