@@ -19,6 +19,9 @@ import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from xcore import document
 from xcore.errors import InputError
@@ -38,6 +41,9 @@ ATTACH_S = 10.0
 _PREFIX = 8
 _SERVER, _LAUNCHER = b"server", b"launcher"
 
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+"""A number of a message: names of files have some, so its digits are limited."""
+
 
 class Stranger(Exception):
     """The other end doesn't have the token."""
@@ -55,7 +61,7 @@ class Hello(Spec):
 class Attach(Spec):
     """The first message of a connection that continues as a connection of an engine."""
 
-    connection: int
+    connection: Number
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class LaunchedModel(Spec):
     """A model of an engine to start."""
 
     name: str
-    place: int
+    place: Number
     """Its index among the plan's models: its engine connects to the socket `engine-PLACE`."""
     directory: str
     """The server's directory of the model; the launcher uses its own, if it has one by this name."""
@@ -86,7 +92,7 @@ class LaunchedModel(Spec):
 class StartEngine(Spec):
     """An engine to start: of a model with devices of its own, or of those that share devices."""
 
-    engine: int
+    engine: Number
     """The server's number for it, which no earlier engine of this connection has."""
     models: tuple[LaunchedModel, ...]
     devices: tuple[int, ...]
@@ -110,21 +116,21 @@ class StartEngine(Spec):
 class EndEngine(Spec):
     """An engine to end."""
 
-    engine: int
+    engine: Number
 
 
 @dataclass(frozen=True)
 class Ping(Spec):
     """A question for the launcher's clock."""
 
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True)
 class Pong(Spec):
     """The answer to a ping."""
 
-    number: int
+    number: Number
     now_s: float
     """The launcher's monotonic clock."""
 
@@ -133,17 +139,17 @@ class Pong(Spec):
 class EngineConnected(Spec):
     """An engine has connected to the socket of one of its models; the server can attach to this connection."""
 
-    engine: int
-    place: int
-    connection: int
+    engine: Number
+    place: Number
+    connection: Number
 
 
 @dataclass(frozen=True)
 class EngineStarting(Spec):
     """What an engine does before it opens."""
 
-    engine: int
-    place: int
+    engine: Number
+    place: Number
     text: str
 
 
@@ -151,7 +157,7 @@ class EngineStarting(Spec):
 class EngineEnded(Spec):
     """An engine has ended, or could not be started."""
 
-    engine: int
+    engine: Number
     code: int
     """The exit code."""
     reason: str = ""

@@ -2,8 +2,8 @@
 
 import asyncio
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -170,7 +170,7 @@ class LaunchedEngine:
         connected: Connections,
     ):
         self._asked, self._directories = asked, directories
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{asked.engine}-", dir=work))  # mode 0700
+        self._folder = work / f"{asked.engine}-{secrets.token_hex(4)}"
         self._send, self._connected = send, connected
         self._servers: list[asyncio.Server] = []
         self._relays: set[asyncio.Future[None]] = set()
@@ -182,25 +182,32 @@ class LaunchedEngine:
         self._ends.set()
 
     async def run(self) -> None:
-        """Run the engine to its end, and report it."""
-        code, reason = 1, ""
+        """Run the engine to its end, and report it, also if this fails: the server waits for the report."""
+        code, reason = 1, "the launcher has failed at it"
         try:
-            code = await self._run(await self._start())
+            code, reason = await self._run(await self._start()), ""
         except (InputError, OSError) as error:
             code, reason = REFUSED, str(error)
         finally:
-            for server in self._servers:
-                server.close()
+            try:
+                await self._close()
+            finally:
+                self._send(EngineEnded(self._asked.engine, code, reason))
+
+    async def _close(self) -> None:
+        """End the connections, and remove the files."""
+        for server in self._servers:
+            server.close()
         relays = list(self._relays)
         if relays and not self._ends.is_set():  # its last messages
             await asyncio.wait(relays, timeout=_FLUSH_S)
         for relay in relays:
             relay.cancel()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._send(EngineEnded(self._asked.engine, code, reason))
 
     async def _start(self) -> EngineProcess:
         """Start the process, after the sockets to which it connects."""
+        self._folder.mkdir(mode=0o700)
         launch = checked(self._asked, self._directories, self._folder)
         for model in self._asked.models:
             path = self._folder / f"engine-{model.place}"
@@ -213,11 +220,13 @@ class LaunchedEngine:
     async def _run(self, process: EngineProcess) -> int:
         """Return the exit code when the process has ended, or has been ended."""
         exiting, ending = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._ends.wait())
-        while not exiting.done() and not ending.done():
-            self._say()
-            await asyncio.wait({exiting, ending}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        await process.stop(0.0)
+        try:
+            while not exiting.done() and not ending.done():
+                self._say()
+                await asyncio.wait({exiting, ending}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+            await process.stop(0.0)
         return await exiting
 
     async def _take(self, place: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,15 @@ def test_a_launchers_message_is_none_of_a_server(message):
     assert read(encoded(message), FROM_LAUNCHER) == message
     with pytest.raises(InputError, match="is none of StartEngine, EndEngine, Ping"):
         read(encoded(message))
+
+
+@pytest.mark.parametrize("number", [-1, 2**63, 10**400], ids=["negative", "large", "huge"])
+@pytest.mark.parametrize("message", [START, EndEngine(3), Ping(7)], ids=lambda each: type(each).__name__)
+def test_numbers_are_limited(message, number):
+    """Names of files have some."""
+    name = "number" if isinstance(message, Ping) else "engine"
+    with pytest.raises(InputError, match=f"A message {type(message).__name__}.*{name}"):
+        read(encoded(replace(message, **{name: number})))
 
 
 @settings(max_examples=200)

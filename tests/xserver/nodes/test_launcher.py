@@ -211,6 +211,37 @@ def test_a_refused_engine_does_not_end_the_others(alone, tmp_path):  # noqa: F81
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("error", [OSError("No space left on device"), ZeroDivisionError()], ids=repr)
+@pytest.mark.parametrize("step", ["mkdir", "starting_text"])
+def test_an_engine_at_which_the_launcher_fails_has_ended(alone, tmp_path, monkeypatch, step, error):  # noqa: F811
+    """Its server hears of it, its process has ended, and the others stay."""
+    fails = []
+
+    def failing(*arguments, **options):
+        if fails:
+            raise error
+        return real(*arguments, **options)
+
+    where = Path if step == "mkdir" else launched_engine
+    real = getattr(where, step)
+
+    async def run():
+        async with launching(tmp_path) as port, linked(port) as link:
+            monkeypatch.setattr(where, step, failing)
+            fails.append(step)
+            engine = Engine()
+            link.send(replace(alone, engine=link.add(engine)))
+            await until(lambda: engine.heard)
+            fails.clear()
+            why = "the launcher has failed at it" if isinstance(error, ZeroDivisionError) else str(error)
+            assert engine.heard == [(1 if isinstance(error, ZeroDivisionError) else 2, why)]
+            assert all(process.code.done() for process in Process.running)
+            await begun(link, alone)
+            assert link.up and not list(tmp_path.glob("0-*"))
+
+    asyncio.run(run())
+
+
 def test_a_wrong_token_ends_the_server_that_has_it(tmp_path, capsys):
     async def run():
         async with launching(tmp_path) as port:
