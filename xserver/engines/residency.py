@@ -52,8 +52,13 @@ class _Place:
 
     @property
     def idle(self) -> bool:
-        """Whether its engine has opened and answers nothing."""
-        return self.loaded and self.unit.opened and not self.running
+        """Whether its engine answers nothing: it has opened, or its node is lost."""
+        return self.loaded and not self.running and (self.unit.opened or self.lost)
+
+    @property
+    def lost(self) -> bool:
+        """Whether its engine can't be loaded, because the launcher of its node can't be reached."""
+        return self.unit.node is not None and not self.unit.node.up
 
 
 class Residency:
@@ -97,14 +102,20 @@ class Residency:
             self._changed.clear()
 
     async def enter(self, model: str, client: str, labels: Mapping[str, object]) -> Callable[[], None]:
-        """Wait until a request's model is loaded; return the function to call when the request has been answered."""
+        """Wait until a request's model is loaded; return the function to call when the request has been answered.
+
+        Raises ApiError if the model's node is lost.
+        """
         call, place = self._call(client, labels), self._by_model[model]
         self._model_of.remember((call.application, call.unit), model)
         self._policy.wait(call, time.monotonic())
         self._changed.set()
         try:
             while not place.unit.opened and not any(frontend.draining for frontend in place.unit.frontends):
-                if not place.loaded:
+                if place.lost:
+                    for frontend in place.unit.frontends:
+                        frontend.check_ready()
+                elif not place.loaded:
                     await self._turn(place)
                 await asyncio.sleep(_LOOK_S)
         except BaseException:
@@ -146,7 +157,7 @@ class Residency:
     async def _load_held(self) -> None:
         """Load kept models that aren't loaded, as far as others are idle and not kept."""
         for place in self._places:
-            if place.holds and not place.loaded:
+            if place.holds and not place.loaded and not place.lost:
                 async with self._changing:
                     if not place.loaded and await self._make_room([p for p in self._places if not p.holds]):
                         self._load(place)
@@ -162,14 +173,14 @@ class Residency:
     async def _make_room(self, others: Sequence[_Place]) -> bool:
         """End an idle engine of these, if too many are loaded; return whether there is room.
 
-        It is one that no call needs, if possible, and of these the one used least recently.
+        It is one of a lost node, or else one that no call needs, if possible, and of these the one used least recently.
         """
         if sum(place.loaded for place in self._places) < self._most:
             return True
         idle = [place for place in others if place.idle]
         if not idle:
             return False
-        victim = min(idle, key=lambda place: (bool(place.holds), place.used_s))
+        victim = min(idle, key=lambda place: (not place.lost, bool(place.holds), place.used_s))
         victim.loaded = False
         await self._stop(victim.unit)
         return True

@@ -58,7 +58,10 @@ class ServerUnit(EngineUnit):
 
     @property
     def _over(self) -> bool:
-        return all(frontend.draining and not frontend.active for frontend in self.frontends)
+        return all(
+            frontend.draining and not frontend.active and not frontend.link.outputs  # of a lost node
+            for frontend in self.frontends
+        )
 
     def _may_follow(self, opened: bool) -> bool:
         """Return whether the unit can be restarted.

@@ -90,9 +90,9 @@ class Frontend:
         return self.admission is not None and not self.draining
 
     def has_room_for(self, request: Request) -> bool:
-        """Return whether it accepts requests, and the engine's KV blocks are enough for this one."""
+        """Return whether there is an engine whose KV blocks are enough for this accepted request, also in a drain."""
         opened = self.link.opened
-        if not self.ready or opened is None:
+        if self.admission is None or opened is None:
             return False
         return blocks_needed(request, opened.schedule) <= opened.schedule.kv_blocks
 

@@ -131,13 +131,13 @@ class Frontends:
         return self._by_name[name]
 
     def take_over(self, frontend: Frontend) -> None:
-        """Let ready replicas of a model continue the requests of a frontend whose node is lost.
+        """Let replicas of a model continue the requests of a frontend whose node is lost, also while the server drains.
 
         Requests that need more KV blocks than a replica has wait for the node.
         """
-        moved = 0
+        moved, others = 0, [other for other in self._by_name[frontend.model.name] if other is not frontend]
         for output in list(frontend.link.outputs.values()):
-            room = [other for other in self._by_name[frontend.model.name] if other.has_room_for(output.request)]
+            room = [other for other in others if other.has_room_for(output.request)]
             if room:
                 room[fewest_requests([other.engine_requests for other in room])].link.take_over(output)
                 moved += 1

@@ -13,6 +13,7 @@ from xcore.requests.engine_protocol import Abort, Opened, Stepped, Stop, TokenCo
 from xcore.requests.request import Request
 from xserver.engines import server_unit
 from xserver.engines.engine_link import EngineLink
+from xserver.engines.residency import Residency, ResidencyOptions
 from xserver.engines.server_unit import ServerUnit
 from xserver.engines.unit_options import EngineUnitOptions, NodePlace, UnitModel
 from xserver.http.api_error import ApiError
@@ -52,6 +53,24 @@ def test_requests_go_to_the_replicas_with_the_fewest(replicas):
     left = second.link.add(request())
     frontends.take_over(second)
     assert left.link is first.link
+
+
+def test_a_replica_takes_over_in_a_drain_and_ends_after_that(replicas, tmp_path):
+    """No replica accepts new requests, but the accepted ones are answered."""
+    lost, first, second = replicas
+    output = lost.link.add(request())
+    Frontends(replicas).refuse_more()
+    lost.admission = first.admission = None
+    Frontends(replicas).take_over(lost)
+    assert output.link is second.link
+
+    async def run():
+        unit = unit_of([second], tmp_path, Node(up=True), None, [])
+        goes_on = not unit._over
+        second.link.abort([output])
+        return goes_on, unit._over
+
+    assert asyncio.run(run()) == (True, True)
 
 
 def test_a_request_stays_where_no_replica_has_room(replicas):
@@ -220,6 +239,44 @@ def test_requests_stay_where_the_node_comes_back_in_time(model, tmp_path, monkey
         await until(lambda: engine.starts == 1)
         assert waits.ended is None and waits.link is made[0].link
         running.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_lost_node_keeps_no_place_of_a_loaded_engine(model, tmp_path):
+    """Requests to its model end at once, and others' engines take its place."""
+
+    async def run():
+        made, nodes = frontends(model, EngineLink(), EngineLink()), (Node(), Node(up=True))
+        units = [unit_of([f], tmp_path, node, None, []) for f, node in zip(made, nodes, strict=True)]
+        changes = []
+
+        def start(unit):
+            changes.append(f"start {unit.name}")
+            if unit.node.up:
+                unit.frontends[0].link.opened = OPENED
+
+        async def stop(unit):
+            changes.append(f"stop {unit.name}")
+            unit.frontends[0].link.opened = None
+
+        residency = Residency(ResidencyOptions(1), units, start, stop)
+        residency.begin()
+        made[0].admission = None
+        with pytest.raises(ApiError, match=r"node 1 \(there:8100\) can't be reached") as raised:
+            await asyncio.wait_for(residency.enter("a", "", {}), 5.0)
+        assert raised.value.code == "node_lost"
+        leave = await asyncio.wait_for(residency.enter("b", "", {}), 5.0)
+        with pytest.raises(ApiError):
+            await asyncio.wait_for(residency.enter("a", "", {}), 5.0)
+        assert changes == ["start a", "stop a", "start b"]
+        nodes[0].comes()
+        waits = asyncio.ensure_future(residency.enter("a", "", {}))
+        await asyncio.sleep(0.1)
+        assert not waits.done(), "the other engine is in use"
+        leave()
+        await asyncio.wait_for(waits, 5.0)
+        assert changes[3:] == ["stop b", "start a"]
 
     asyncio.run(run())
 
