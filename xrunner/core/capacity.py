@@ -14,6 +14,7 @@ from xrunner.comm.ranks import Ranks
 from xrunner.models import Model
 from xrunner.models.device import CPU, free_memory, identity
 from xrunner.models.weights import torch_dtype
+from xrunner.rank.swap_space import blocks_at_once
 from xrunner.rank.warm_up import Extent
 
 
@@ -59,16 +60,24 @@ def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
     return (place.before is not None) * states + kv_transfer.buffer_bytes(place, spec, transferred)
 
 
+def swap_buffer_bytes(model: Model, schedule: Schedule) -> int:
+    """Return the bytes of a GPU's buffer for swapped blocks."""
+    block = cache_bytes(model, schedule, 1)
+    return blocks_at_once(block) * block
+
+
 def check_buffers(
     model: Model, place: Place, ranks: Ranks, extent: Extent, preemption: Preemption | None = None
 ) -> None:
     """Check a rank's buffers, and the keys and values of swapped sequences on its host, as `check_memory` does."""
-    what = f"A buffer for {extent.tokens} tokens on each rank"
-    check_memory(model.device, ranks, what, buffer_bytes(model, place, extent))
     blocks = preemption.host_blocks if preemption else 0
+    what, need = f"A buffer for {extent.tokens} tokens on each rank", buffer_bytes(model, place, extent)
+    if blocks and model.device.type == "cuda":
+        what, need = f"{what}, and one for swapped blocks,", need + swap_buffer_bytes(model, place.schedule)
+    check_memory(model.device, ranks, what, need)
     if blocks:
         what = f"A swap space of {blocks} KV blocks on the host of each rank"
-        check_memory(CPU, ranks, what, cache_bytes(model, place.schedule, blocks), "lower --swap-blocks")
+        check_memory(CPU, ranks, what, cache_bytes(model, place.schedule, blocks), "pass --swap-blocks")
 
 
 def check_memory(

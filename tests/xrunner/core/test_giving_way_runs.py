@@ -123,7 +123,7 @@ def test_ranks_swap_their_own_shares(job, tmp_path, directories, theirs):
 
 def test_a_swap_space_beyond_the_hosts_memory_is_refused(model):
     plan = cells.schedule(model.spec, "orca", kv_blocks=SMALL, admission="grow")
-    with pytest.raises(InputError, match=r"A swap space of 1000000000 KV blocks .* needs .* lower --swap-blocks"):
+    with pytest.raises(InputError, match=r"A swap space of 1000000000 KV blocks .* needs .* pass --swap-blocks"):
         Engine(model, plan).run(requests(LENGTHS[:2]), preemption=Preemption(10**9))
 
 
