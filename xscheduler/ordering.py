@@ -103,7 +103,18 @@ class OrderChoice:
     @property
     def plain(self) -> bool:
         """Whether this is the default order of a run."""
-        return self.name == "fcfs" and not self.guarded and self.warm == "lru" and self.preempt == "none"
+        return not self.options
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that differ from the default order."""
+        differs = {
+            "--order": self.name != "fcfs",
+            "--starvation-guard": self.guarded,
+            "--warm-prefixes": self.warm != "lru",
+            "--preempt": self.preempt != "none",
+        }
+        return tuple(option for option, chosen in differs.items() if chosen)
 
     def preemption(self, schedule: Schedule) -> Preemption | None:
         """Return how a schedule's running requests give way to waiting ones; None: they don't.

@@ -27,7 +27,7 @@ from xcore.document import to_dict
 from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.files import read_schedule
-from xcore.quantity import figure_text, percent_text
+from xcore.quantity import counted, figure_text, percent_text
 from xcore.requests.shuffle import shuffled_places
 from xcore.specs.acceptance import Acceptance
 from xcore.specs.prefix_hit import hit_text, with_prefix_hit
@@ -328,6 +328,8 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
         f"{count:,} request{'s' if count > 1 else ''} of {workload.name} in {duration_text(run.seconds)}, simulated in "
         f"{duration_text(wall)}: {requests_s} requests/s, {tokens_s} output tokens/s."
     )
+    preempts = options.order_choice.preempt != "none" or schedule.admission == "grow"
+    preempted = [f"{counted(run.preemptions, 'preemption')}."] if preempts else []
     return Prediction(
         schedule,
         profile,
@@ -336,7 +338,7 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
         ("since arrival", *PERCENTILES),
         percentile_rows(times | further.times),
         lambda: run.timeline,
-        (text, *further.texts, f"KV cache: {cache_text(schedule)}."),
+        (text, *further.texts, *preempted, f"KV cache: {cache_text(schedule)}."),
     )
 
 

@@ -59,7 +59,8 @@ def _check(options: RunOptions) -> None:
     if options.no_profile and options.profile is not None:
         raise InputError(f"--no-profile cannot be combined with --profile '{options.profile}': leave one of them out.")
     if options.adapt and not options.order_choice.plain:
-        raise InputError("--adapt works only with the default order: leave --adapt or --order out.")
+        others = " and ".join(options.order_choice.options)
+        raise InputError(f"--adapt works only with the default order: leave out --adapt, or {others}.")
     if options.schedule:
         searched = {"policy": options.policy, "latency_bound": bound and options.latency_bound, **fixed}
         _check_unsearched(options.schedule, searched)
@@ -97,7 +98,8 @@ def _answer(result: "OfflineRun", options: RunOptions, rank: int) -> None:
     if options.json:
         return output.emit(comparison.document() | {"schedule": to_dict(schedule), **closing})
     output.notes(setting.assumptions)
-    _print(comparison, "steady state" if options.schedule else checked_by(setting.workload.requests or ()))
+    checked = "steady state" if options.schedule else checked_by(setting.workload.requests or ())
+    _print(comparison, checked, options.order_choice.preempt != "none")
 
 
 def _refuse(plan: "RunPlan", rank: int, closing: "dict[str, object] | None") -> None:
@@ -116,14 +118,14 @@ def _refuse(plan: "RunPlan", rank: int, closing: "dict[str, object] | None") -> 
     raise Infeasible(plan.reason or "", plan.lowest_latency_s)
 
 
-def _print(comparison: "Comparison", checked: str) -> None:
+def _print(comparison: "Comparison", checked: str, preempts: bool) -> None:
     from exegpt.report.comparison_text import bound_text, speed_text, summary_columns, summary_rows
     from xcore.console import output
     from xcore.console.schedule_text import schedule_text
     from xcore.quantity import counted
 
     output.table(summary_columns([comparison]), summary_rows([comparison]), schedule_text(comparison.schedule))
-    if comparison.schedule.admission == "grow":
+    if preempts or comparison.schedule.admission == "grow":
         output.note(f"· {comparison.preemptions:,} preemptions, {comparison.predicted_preemptions:,} predicted")
     if comparison.schedule.prefix_caching:
         output.note(f"· {comparison.reused:,} tokens reused from the cache, {comparison.predicted_reused:,} predicted")

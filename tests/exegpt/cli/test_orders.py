@@ -66,6 +66,8 @@ def test_running_requests_give_way_in_a_replay(exegpt, tmp_path):
         done = exegpt(*ENGINE, "--replay", path, *words).json
         assert (done["preemptions"] > 0) == (preempt != "none")
         means[preempt] = done["latency"]["mean"]
+        text = exegpt(*ENGINE[:-1], "--replay", path, *words).out
+        assert (f"\n{done['preemptions']} preemption" in text) == (preempt != "none")
     assert means["swap"] < means["none"] and means["recompute"] < means["none"]
 
 
@@ -147,8 +149,8 @@ def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_pro
         (("--order", "learned"), "--order learned needs --ranker FILE"),
         (("--order", "learned", "--ranker", "no.npz"), "There is no ranker file 'no.npz'"),
         (("--order", "edf"), "--order edf needs deadline_s of each request, but request 'a' has none"),
-        (("--starvation-guard", "--adapt"), "--adapt works only with the default order"),
-        (("--preempt", "swap", "--adapt"), "--adapt works only with the default order"),
+        (("--starvation-guard", "--adapt"), "the default order: leave out --adapt, or --starvation-guard."),
+        (("--order", "srtf", "--preempt", "swap", "--adapt"), "leave out --adapt, or --order and --preempt."),
         (("--order", "mlfq", "--preempt", "swap"), "--preempt swap needs an order that ranks running requests too"),
         (("--preempt", "often"), "--preempt"),
         (("--preempt", "recompute", "--swap-blocks", 9), "--swap-blocks 9 is only for --preempt swap: leave it out"),
@@ -159,6 +161,15 @@ def test_what_a_run_refuses(exegpt, tiny, tiny_profile, tmp_path, words, sentenc
     path.write_text('{"id": "a", "prompt": "abc", "max_tokens": 5}\n')
     done = exegpt("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", *words)
     assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
+
+
+def test_a_run_in_which_requests_may_give_way_says_how_often_they_did(exegpt, tiny, tiny_profile, tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "a", "prompt": "abc", "max_tokens": 5}\n')
+    run = ("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca")
+    for words in ((), ("--preempt", "recompute")):
+        done = exegpt(*run, *words)
+        assert done.code == 0 and ("0 preemptions, 0 predicted" in done.out + done.err) == bool(words)
 
 
 def test_requests_may_say_whose_they_are_and_when_they_are_due(exegpt, tiny, tiny_profile, tmp_path):
