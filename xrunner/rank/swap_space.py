@@ -33,8 +33,7 @@ class SwapSpace:
     def __init__(self, cache: KVCache, gpu: Gpu | None = None, buffer_bytes: int = BUFFER_BYTES):
         self._tensors = [tensor.flatten(2) for tensor in (*cache.keys, *cache.values)]
         self._gpu = gpu
-        self._block_bytes = sum(tensor[0].nbytes for tensor in self._tensors)
-        self._at_once = blocks_at_once(self._block_bytes, buffer_bytes)
+        self._buffer_bytes = buffer_bytes
         self._buffer: torch.Tensor | None = None
         """The GPU's buffer, uint8 [bytes]; None before the first copy."""
         self._kept: dict[int, list[torch.Tensor]] = {}
@@ -43,12 +42,22 @@ class SwapSpace:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def _block_bytes(self) -> int:
+        """Bytes of a block; an encoder's rank has no cache, and no swaps."""
+        return sum(tensor[0].nbytes for tensor in self._tensors)
+
+    @property
+    def _at_once(self) -> int:
+        return blocks_at_once(self._block_bytes, self._buffer_bytes)
+
     def execute(self, swaps: Iterable[Swap]) -> None:
         """Make these copies, in order."""
         for swap in swaps:
             if swap.to == "host":
-                pieces = range(0, len(swap.blocks), self._at_once)
-                self._kept[swap.index] = [self._from_cache(swap.blocks[i : i + self._at_once]) for i in pieces]
+                count = self._at_once
+                pieces = [swap.blocks[begin : begin + count] for begin in range(0, len(swap.blocks), count)]
+                self._kept[swap.index] = [self._from_cache(piece) for piece in pieces]
                 continue
             kept = self._kept.pop(swap.index)
             if swap.to == "cache":

@@ -53,6 +53,12 @@ def test_pieces_of_any_size_bring_the_same_keys_and_values_back(at_once, cached,
         gpu.copied.clear()
 
 
+def test_a_rank_without_a_cache_swaps_nothing():
+    space = SwapSpace(KVCache((), ()))
+    space.execute(())
+    assert not len(space)
+
+
 def test_a_piece_is_at_least_a_block_and_never_more_than_the_buffer():
     assert blocks_at_once(BLOCK_BYTES, 0) == blocks_at_once(BLOCK_BYTES, 2 * BLOCK_BYTES - 1) == 1
     assert blocks_at_once(BLOCK_BYTES, 3 * BLOCK_BYTES) == 3
