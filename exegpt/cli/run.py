@@ -126,7 +126,8 @@ def _print(comparison: "Comparison", checked: str, preempts: bool) -> None:
 
     output.table(summary_columns([comparison]), summary_rows([comparison]), schedule_text(comparison.schedule))
     if preempts or comparison.schedule.admission == "grow":
-        output.note(f"· {comparison.preemptions:,} preemptions, {comparison.predicted_preemptions:,} predicted")
+        often = counted(comparison.preemptions, "preemption")
+        output.note(f"· {often}, {comparison.predicted_preemptions:,} predicted")
     if comparison.schedule.prefix_caching:
         output.note(f"· {comparison.reused:,} tokens reused from the cache, {comparison.predicted_reused:,} predicted")
     for change in comparison.changes:
