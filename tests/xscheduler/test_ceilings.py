@@ -145,3 +145,18 @@ def test_nothing_is_served_within_a_time_in_which_no_prompt_is():
     load = Load(task("S"), False)
     between = Interleaved.of(load, float(load.iterations[0][-1]), 1)
     assert between.rate(reached, 10.0, 10.0, 1e-6, 0.1) == 0.0 < between.rate(reached, 10.0, 10.0, 1e6, 0.1)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_queries_of_one_length_are_all_there_in_all_iterations_of_the_longest(stages):
+    """No query ends before the longest, so that the least and the most residents are the prompts."""
+    load = Load(Workload.fixed(64, 40), False)
+    between = Interleaved.of(load, float(load.iterations[0].max()), stages)
+    assert between.least == pytest.approx(between.prompts) and between.most == pytest.approx(between.prompts)
+
+
+def test_residents_of_several_lengths_lie_between_one_and_the_prompts():
+    load = Load(task("S"), False)
+    between = Interleaved.of(load, float(load.iterations[0].max()), 1)
+    assert (between.least > 0).all() and (between.least < between.prompts).all()
+    assert (between.most >= between.least * (1 - 1e-9)).all() and (between.most <= between.prompts * (1 + 1e-9)).all()

@@ -1,10 +1,12 @@
 """A running engine's settings: as many sequences at a time as its cache holds."""
 
+from dataclasses import replace
+
 import pytest
 
 from xcore.errors import InputError
 from xcore.specs.cluster import parse_cluster
-from xscheduler.engine_settings import _part, engine_schedule, resident
+from xscheduler.engine_settings import EngineSettings, _part, engine_schedule, follow, resident
 from xscheduler.settings import find_setting
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
@@ -50,3 +52,14 @@ def test_a_replica_has_its_equal_part_of_the_devices_in_whole_groups(cluster, re
     assert part.devices == devices <= whole.devices / replicas and part.device == whole.device
     if tp_degree == 1:
         assert _part(whole, replicas) == part
+
+
+def test_what_was_chosen_for_a_policy_without_an_engine_is_said_and_nothing_where_all_was_passed():
+    setting = find_setting("opt-1.3b", "1xA40", "128/32", "roofline")
+    given = EngineSettings("static", variables={"encode_batch": 8})
+    (schedule, notes), (fixed, none) = (
+        follow(setting, replace(given, **passed)) for passed in ({}, {"tp_degree": 1, "replicas": 1})
+    )
+    (said,) = notes
+    assert said.startswith("options that you did not pass were searched: ") and "replicas=1" in said
+    assert none == () and fixed.control == schedule.control
