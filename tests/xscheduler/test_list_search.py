@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from xcore.quantity import percent_text
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import RequestLengths, Workload, task
@@ -169,3 +170,15 @@ def test_a_long_list_is_left_to_the_steady_state(monkeypatch):
     monkeypatch.setattr(list_search, "MOST", 19)
     _, steady, answer = tuned(skewed(20, 3), policies=("orca",))
     assert answer is steady
+
+
+def test_each_policy_says_how_much_longer_it_takes_than_the_best():
+    """Beside replays of all of their schedules."""
+    requests = skewed(20, 5)
+    setting, _, answer = tuned(requests, UNBOUNDED, policies=("static", "chunked"))
+    seconds = [replay(each.schedule, setting.profile, requests).seconds for each in answer.alternatives]
+    for each, taken in zip(answer.alternatives, seconds, strict=True):
+        longer = taken / min(seconds) - 1
+        said = f"takes {percent_text(longer)} longer" if longer > 0 else "completes the 20 requests first"
+        assert each.reason.startswith(said)
+    assert max(seconds) > 1.05 * min(seconds)

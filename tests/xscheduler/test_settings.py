@@ -18,7 +18,7 @@ from xrunner.models.create import create_model
 from xrunner.models.quantize import quantize_model
 from xrunner.threads import set_threads
 from xscheduler.setting_search import search_schedule
-from xscheduler.settings import find_setting, run_dtype, threads_of_device
+from xscheduler.settings import find_setting, run_dtype, split_text, threads_of_device
 
 
 def test_fixed_lengths_up_to_the_context_stand_as_they_are():
@@ -236,3 +236,9 @@ def test_another_server_has_our_engine_beside_it_for_the_policies_that_it_lacks(
     assert (setting.own is not None) == bool(beside)
     if setting.own:
         assert setting.own.profile.provenance["engine"] != setting.profile.provenance["engine"] == engine
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("1xA40", "all on one device"), ("2xA40", "on every device at TP2")])
+def test_how_experts_are_shared_is_said_for_one_device_too(cluster, said):
+    setting = find_setting("mixtral-8x7b", cluster, "128/32", "roofline")
+    assert split_text(setting.model, setting.profile).endswith(said)
