@@ -240,11 +240,13 @@ def test_states_on_their_way_to_the_next_stage_stay_as_they_are(models):
     vars(worker).update(
         model=models["llama"], place=Place(plan, 1), transport=transport, spans=[], encoded=None, between=None
     )
+    vars(worker).update(swap_space=SimpleNamespace(execute=lambda swaps: None))
     compute = SimpleNamespace(
         launch=lambda work, x, between: Launched(x.add_(1), None, None), complete=lambda launched, between: None
     )
     worker.now, worker.compute, worker._ended, worker._report_to = time.perf_counter, compute, 0.0, None
     work = SimpleNamespace(tokens=[0] * 3, phase="decode", micro_batch=0, sequences=3, computed=3, prompts=0)
+    work.swaps = ()
     for _ in range(3):
         worker.run(work)
     assert [x.unique().tolist() for x in sent] == [[1], [2], [3]]
