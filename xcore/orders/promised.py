@@ -1,8 +1,8 @@
-"""A server's promises around any order: a request may be passed in the queue only for as long as its slack lasts.
+"""A server's promises around any order: other requests may pass a request in the queue only until its slack ends.
 
-A server with a latency bound predicts the end of a request in order of arrival. Its slack is the time from that end to
-the end that was promised. Once the slack is over, only the requests that came before it still come first. They need no
-longer than predicted for all that came before it, so it begins in time.
+A server with a latency bound predicts when a request ends if requests start in order of arrival. The slack is the time
+from that end to the promised end. After the slack, only requests that arrived before it come before it. They take no
+longer than the prediction for all earlier requests, so the request starts in time.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from xcore.orders.promoting import Promoting
 
 
 class Promised(Promoting):
-    """Promotes a sequence that has waited for its slack; promoted sequences come by arrival, and stay promoted.
+    """Promotes a sequence when its slack has ended; promoted sequences are ordered by arrival, and stay promoted.
 
     A preempted sequence is promoted at once, and so is one without a slack.
     """
@@ -22,7 +22,8 @@ class Promised(Promoting):
         super().__init__(order)
         self._places: dict[int, int] = {}
         """Places by arrival of all sequences, by index."""
-        self._came = 0
+        self._arrivals = 0
+        """Number of sequences so far."""
         self._ends: list[tuple[float, int, Sequence]] = []
         """A heap of the times at which slacks end; entries of sequences that left meanwhile are skipped."""
 
@@ -35,8 +36,8 @@ class Promised(Promoting):
         slack_s = sequence.hints.slack_s or 0.0
         known, index = sequence.index in self._places, sequence.index
         if not known:
-            self._came += 1
-            self._places[index] = self._came
+            self._arrivals += 1
+            self._places[index] = self._arrivals
         if known or slack_s <= 0:
             self._promoted[index] = self._places[index]
         else:
@@ -44,7 +45,7 @@ class Promised(Promoting):
         super().wait(sequence, now)
 
     def due(self, now: float) -> Iterable[Sequence]:
-        """Return the newly promoted sequences, and those that the inner order reports."""
+        """Return the newly promoted sequences, and the sequences whose keys have changed in the inner order."""
         due = list(super().due(now))
         while self._ends and self._ends[0][0] <= now:
             _, place, sequence = heapq.heappop(self._ends)

@@ -39,7 +39,7 @@ class StarvationGuard(Promoting):
         super().wait(sequence, now)
 
     def due(self, now: float) -> Iterable[Sequence]:
-        """Return the newly promoted sequences, and those that the inner order reports."""
+        """Return the newly promoted sequences, and the sequences whose keys have changed in the inner order."""
         due = list(super().due(now))
         while self._idle and self._idle[0][0] + self.idle_steps <= self._steps:
             since, sequence = self._idle.popleft()

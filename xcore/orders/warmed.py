@@ -4,7 +4,8 @@ from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Items
 
 from xcore.applications.warming import ReactiveWarming, Recent, WarmCall, Warmth
-from xcore.batching import FollowingOrder, Ledger, Order, Sequence, Status, Step
+from xcore.batching import Ledger, Order, Sequence, Status
+from xcore.orders.order_wrapper import OrderWrapper
 
 
 class PrefixWarmth:
@@ -60,87 +61,54 @@ class PrefixWarmth:
         self._ledger.pins.remove(call)
 
 
-class Warmed(FollowingOrder):
+class Warmed(OrderWrapper):
     """Another order, which it leaves as it is; meanwhile `make`'s policy of warming keeps prefixes."""
 
     def __init__(self, order: Order, make: Callable[[Warmth], ReactiveWarming]):
-        self.order, self._make = order, make
-        self._inner = order if isinstance(order, FollowingOrder) else None
-        self.changes, self.grouped = order.changes, bool(self._inner and self._inner.grouped)
+        super().__init__(order)
+        self._make = make
         self._prefixes: PrefixWarmth | None = None
         self._warming: ReactiveWarming | None = None
+        self._now = 0.0
+        """The time of the latest decision, at which ends become known."""
 
     def fresh(self) -> "Warmed":
         """Return the same order without any history."""
-        return Warmed(self._inner.fresh() if self._inner else self.order, self._make)
+        return Warmed(self._fresh_inner(), self._make)
 
     def attach(self, ledger: Ledger) -> None:
         """Warm the prefixes of this ledger."""
         self._prefixes = PrefixWarmth(ledger)
         self._warming = self._make(self._prefixes)
-        if self._inner:
-            self._inner.attach(ledger)
+        super().attach(ledger)
 
     def wait(self, sequence: Sequence, now: float) -> None:
         """Report a new request to the policy of warming; a preempted one is known."""
         if self._prefixes and self._warming and sequence.status is not Status.PREEMPTED:
             self._prefixes.wait(sequence)
             self._warming.wait(_call(sequence), now)
-        if self._inner:
-            self._inner.wait(sequence, now)
+        super().wait(sequence, now)
 
     def start(self, sequence: Sequence, now: float) -> None:
         """Report the beginning of a request."""
         if self._prefixes and self._warming:
             self._prefixes.start(sequence, _call(sequence))
             self._warming.start(_call(sequence), now)
-        if self._inner:
-            self._inner.start(sequence, now)
+        super().start(sequence, now)
 
     def due(self, now: float) -> Iterable[Sequence]:
-        """Begin the warm-ups that are due, and return what the inner order reports."""
+        """Begin the warm-ups that are due; return the sequences whose keys have changed in the inner order."""
         self._now = now
         if self._warming:
             self._warming.act(now)
-        return self._inner.due(now) if self._inner else ()
-
-    _now = 0.0
-    """The time of the latest decision, at which ends become known."""
+        return super().due(now)
 
     def end(self, sequence: Sequence) -> None:
         """Report the end of a request."""
         if self._prefixes and self._warming:
             self._prefixes.end(sequence)
             self._warming.end(_call(sequence), self._now)
-        if self._inner:
-            self._inner.end(sequence)
-
-    def stop(self, sequence: Sequence, now: float) -> None:
-        """Report a preemption to the inner order."""
-        if self._inner:
-            self._inner.stop(sequence, now)
-
-    def book(self, step: Step, iterations: int) -> None:
-        """Report a step to the inner order."""
-        if self._inner:
-            self._inner.book(step, iterations)
-
-    def ran(self, step: Step, seconds: float, now: float) -> None:
-        """Report a step's duration to the inner order."""
-        if self._inner:
-            self._inner.ran(step, seconds, now)
-
-    def group(self, sequence: Sequence) -> Hashable:
-        """Return the inner order's group."""
-        return self._inner.group(sequence) if self._inner else None
-
-    def group_key(self, group: Hashable) -> object:
-        """Return the inner order's key of a group."""
-        return self._inner.group_key(group) if self._inner else 0
-
-    def key(self, sequence: Sequence, now: float) -> object:
-        """Return the inner order's key."""
-        return self.order.key(sequence, now)
+        super().end(sequence)
 
 
 def _call(sequence: Sequence) -> WarmCall:
