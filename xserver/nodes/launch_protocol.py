@@ -40,6 +40,7 @@ ATTACH_S = 10.0
 """Seconds in which a server begins attempts to attach to a connection of an engine."""
 _PREFIX = 8
 _SERVER, _LAUNCHER = b"server", b"launcher"
+_NO_PROOF = bytes(PROOF)
 
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 """A number of a message: names of files have some, so its digits are limited."""
@@ -146,7 +147,7 @@ class EngineConnected(Spec):
 
 @dataclass(frozen=True)
 class EngineStarting(Spec):
-    """What an engine does before it opens."""
+    """The present work of an engine before it opens."""
 
     engine: Number
     place: Number
@@ -206,6 +207,8 @@ async def receive(reader: asyncio.StreamReader, kinds: Iterable[type[Spec]]) -> 
 async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
     """Let a server prove that it has the token, then prove the same to it.
 
+    A wrong proof is answered with `_NO_PROOF`: a connection that only closes says nothing about the token.
+
     Raises:
         Stranger: It doesn't have the token.
         IncompleteReadError: It has closed the connection.
@@ -214,6 +217,7 @@ async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, toke
     writer.write(mine)
     theirs = await reader.readexactly(NONCE)
     if not proves(await reader.readexactly(PROOF), token, _SERVER, mine, theirs):
+        writer.write(_NO_PROOF)
         raise Stranger
     writer.write(proof(token, _LAUNCHER, theirs, mine))
 
@@ -223,15 +227,11 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 
     Raises:
         Stranger: One of both doesn't have the other's token.
-        IncompleteReadError: The connection has ended before.
+        IncompleteReadError: The launcher has closed the connection before it checked the token.
     """
     theirs, mine = await reader.readexactly(NONCE), secrets.token_bytes(NONCE)
     writer.write(mine + proof(token, _SERVER, theirs, mine))
-    try:
-        answer = await reader.readexactly(PROOF)
-    except asyncio.IncompleteReadError:
-        raise Stranger from None
-    if not proves(answer, token, _LAUNCHER, mine, theirs):
+    if not proves(await reader.readexactly(PROOF), token, _LAUNCHER, mine, theirs):
         raise Stranger
 
 

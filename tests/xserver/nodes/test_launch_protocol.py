@@ -1,4 +1,4 @@
-"""The messages between a server and launchers: what is no message is refused, and so is who lacks the token."""
+"""The messages between a server and launchers: other data are refused, and so are ends without the token."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def test_a_launchers_message_is_none_of_a_server(message):
 @pytest.mark.parametrize("number", [-1, 2**63, 10**400], ids=["negative", "large", "huge"])
 @pytest.mark.parametrize("message", [START, EndEngine(3), Ping(7)], ids=lambda each: type(each).__name__)
 def test_numbers_are_limited(message, number):
-    """Names of files have some."""
+    """They become parts of file names."""
     name = "number" if isinstance(message, Ping) else "engine"
     with pytest.raises(InputError, match=f"A message {type(message).__name__}.*{name}"):
         read(encoded(replace(message, **{name: number})))
@@ -88,7 +88,7 @@ def test_garbage_is_no_message(data):
     ],
     ids=str,
 )
-def test_what_a_message_lacks_is_said(content, why):
+def test_a_refusal_says_what_is_wrong_with_a_message(content, why):
     data = json.dumps(content).encode()
     with pytest.raises(InputError, match=why):
         read(len(data).to_bytes(8, "little") + data)
@@ -109,7 +109,12 @@ def test_a_deep_message_is_refused():
 
 
 async def between(launchers, servers):
-    """What both ends raise, one with `admit` and this token, the other as this function of its streams."""
+    """Return the types of the errors that both ends raise.
+
+    Args:
+        launchers: The token of the launcher, which calls `admit`.
+        servers: The server's end, a function of its streams.
+    """
     raised = []
 
     async def accept(reader, writer):
@@ -125,14 +130,14 @@ async def between(launchers, servers):
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     try:
         await servers(reader, writer)
-        mine = None
+        error_of_server = None
     except (Stranger, asyncio.IncompleteReadError) as error:
-        mine = type(error)
+        error_of_server = type(error)
     writer.close()
     while not raised:
         await asyncio.sleep(0.01)
     server.close()
-    return raised[0], mine
+    return raised[0], error_of_server
 
 
 @pytest.mark.parametrize("token, want", [(TOKEN, (None, None)), (TOKEN[:-1] + "F", (Stranger, Stranger))])
@@ -168,7 +173,7 @@ def test_the_token_is_never_sent_and_no_proof_serves_twice():
         assert asyncio.run(between(TOKEN, attack))[0] is Stranger
 
 
-def test_a_program_that_is_no_launcher_is_found_out():
+def test_a_program_that_is_no_launcher_is_a_stranger():
     async def run():
         async def other(reader, writer):
             writer.write(bytes(NONCE))

@@ -10,14 +10,18 @@ import pytest
 
 from tests.xserver.nodes.test_launched_engine import alone, folder  # noqa: F401
 from xcore.errors import InputError
+from xcore.requests.proof import NONCE, PROOF
 from xcore.requests.starting import say_starting
 from xserver.nodes import launched_engine, launcher, node_link
 from xserver.nodes.launch_protocol import (
+    FROM_LAUNCHER,
     MAX_MESSAGE,
     Denied,
     EndEngine,
+    EngineEnded,
     Hello,
     Ping,
+    Pong,
     StartEngine,
     encoded,
     introduce,
@@ -63,22 +67,22 @@ class Process:
 
 
 class Engine:
-    """What a server's engine hears of its launcher."""
+    """A server's engine that records what its launcher reports."""
 
     def __init__(self):
-        self.heard, self.connections = [], asyncio.Queue()
+        self.reports, self.connections = [], asyncio.Queue()
 
     def connected(self, place, connection):
         self.connections.put_nowait((place, connection))
 
     def starts(self, place, text):
-        self.heard.append((place, text))
+        self.reports.append((place, text))
 
     def ended(self, code, reason):
-        self.heard.append((code, reason))
+        self.reports.append((code, reason))
 
     def gone(self):
-        self.heard.append("gone")
+        self.reports.append("gone")
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +101,7 @@ async def until(condition, seconds=10.0):
 
 @contextlib.asynccontextmanager
 async def launching(work, port=0):
-    """A launcher's port; at the end all its engines have ended and its folder is empty."""
+    """Yield a launcher's port; at the end assert that all its engines have ended and its folder is empty."""
     server, end = asyncio.start_server, asyncio.Event()
     bound = []
 
@@ -139,7 +143,7 @@ async def begun(link, alone):  # noqa: F811
 
 
 def test_an_engines_bytes_pass_in_both_directions(alone, tmp_path):  # noqa: F811
-    """As many as no buffer holds, and the last ones after the engine has ended."""
+    """More bytes than the buffers hold arrive, and so do the last ones after the engine has ended."""
     data = bytes(range(256)) * 2**13
 
     async def run():
@@ -151,8 +155,8 @@ def test_an_engines_bytes_pass_in_both_directions(alone, tmp_path):  # noqa: F81
             writer.write(b"last")
             assert await reader.readexactly(4) == b"last"
             writer.close()
-            await until(lambda: (0, "") in engine.heard)
-            assert (alone.models[0].place, "loading") in engine.heard
+            await until(lambda: (0, "") in engine.reports)
+            assert (alone.models[0].place, "loading") in engine.reports
             with pytest.raises((InputError, OSError, EOFError)):  # a connection serves once
                 again, _ = await link.attach(connection)
                 await again.readexactly(1)
@@ -167,8 +171,8 @@ def test_an_engine_ends_where_the_server_says_so_and_where_the_server_is_lost(al
                 engine, _ = await begun(link, alone)
                 other, _ = await begun(link, alone)
                 link.send(EndEngine(0))
-                await until(lambda: (-15, "") in engine.heard)
-                assert (-15, "") not in other.heard and len(Process.running) == 2
+                await until(lambda: (-15, "") in engine.reports)
+                assert (-15, "") not in other.reports and len(Process.running) == 2
             await until(lambda: Process.running[1].code.done())
             async with linked(port) as link:  # the launcher serves the next one
                 await begun(link, alone)
@@ -185,7 +189,7 @@ def test_engines_of_a_lost_launcher_are_gone_and_the_link_comes_back(alone, tmp_
             running = asyncio.ensure_future(link.run())
             await asyncio.wait_for(link.reachable(), 10.0)
             engine, _ = await begun(link, alone)
-        await until(lambda: "gone" in engine.heard)
+        await until(lambda: "gone" in engine.reports)
         assert not link.up
         await until(lambda: "refused" in link.why)
         async with launching(tmp_path, port):
@@ -202,9 +206,8 @@ def test_a_refused_engine_does_not_end_the_others(alone, tmp_path):  # noqa: F81
             await begun(link, alone)
             refused = Engine()
             link.send(replace(alone, engine=link.add(refused), flags=("--plugin", "x")))
-            await until(lambda: refused.heard)
-            (heard,) = refused.heard
-            assert heard == (2, "A launcher starts no engine with the argument '--plugin'.")
+            await until(lambda: refused.reports)
+            assert refused.reports == [(2, "A launcher starts no engine with the argument '--plugin'.")]
             await begun(link, alone)
             assert link.up and not any(process.code.done() for process in Process.running)
 
@@ -214,7 +217,7 @@ def test_a_refused_engine_does_not_end_the_others(alone, tmp_path):  # noqa: F81
 @pytest.mark.parametrize("error", [OSError("No space left on device"), ZeroDivisionError()], ids=repr)
 @pytest.mark.parametrize("step", ["mkdir", "starting_text"])
 def test_an_engine_at_which_the_launcher_fails_has_ended(alone, tmp_path, monkeypatch, step, error):  # noqa: F811
-    """Its server hears of it, its process has ended, and the others stay."""
+    """The server gets a report, the engine's process has ended, and the other engines stay."""
     fails = []
 
     def failing(*arguments, **options):
@@ -231,13 +234,37 @@ def test_an_engine_at_which_the_launcher_fails_has_ended(alone, tmp_path, monkey
             fails.append(step)
             engine = Engine()
             link.send(replace(alone, engine=link.add(engine)))
-            await until(lambda: engine.heard)
+            await until(lambda: engine.reports)
             fails.clear()
             why = "the launcher has failed at it" if isinstance(error, ZeroDivisionError) else str(error)
-            assert engine.heard == [(1 if isinstance(error, ZeroDivisionError) else 2, why)]
+            assert engine.reports == [(1 if isinstance(error, ZeroDivisionError) else 2, why)]
             assert all(process.code.done() for process in Process.running)
             await begun(link, alone)
             assert link.up and not list(tmp_path.glob("0-*"))
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_closes_during_the_proof_says_nothing_about_the_token(tmp_path):
+    """The launcher may end, or need the place for another connection: the server tries again."""
+
+    async def run():
+        async def closes(reader, writer):
+            writer.write(bytes(NONCE))
+            await reader.readexactly(NONCE + PROOF)
+            writer.close()
+
+        server = await asyncio.start_server(closes, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        link = NodeLink(NodeAddress(1, "127.0.0.1", port), TOKEN)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: link.why == "its launcher has closed the connection" or running.done())
+        assert not running.done()
+        server.close()
+        await server.wait_closed()
+        async with launching(tmp_path, port):
+            await asyncio.wait_for(link.reachable(), 10.0)
+        running.cancel()
 
     asyncio.run(run())
 
@@ -295,6 +322,8 @@ def test_another_version_and_a_second_server_are_refused(tmp_path):
     ids=["garbage", "long", "torn", "hello", "a number again"],
 )
 def test_what_is_no_message_ends_the_connection_and_its_engines(alone, tmp_path, data):  # noqa: F811
+    """The launcher serves the next server."""
+
     async def run():
         async with launching(tmp_path) as port:
             reader, writer = await greeted(port)
@@ -302,16 +331,17 @@ def test_what_is_no_message_ends_the_connection_and_its_engines(alone, tmp_path,
             await until(lambda: Process.running)
             writer.write(data)
             await until(lambda: Process.running[0].code.done())
-            while await asyncio.wait_for(reader.read(2**16), 10.0):
-                pass
-            async with linked(port):
-                pass
+            assert Process.running[0].code.result() == -15
+            await asyncio.wait_for(reader.read(), 10.0)
+            assert reader.at_eof()
+            async with linked(port) as link:
+                assert link.up
 
     asyncio.run(run())
 
 
 def test_strangers_take_no_place_of_a_server(alone, tmp_path, monkeypatch):  # noqa: F811
-    """Only so many may try at once: the oldest gives its place to the next one, which may be a server."""
+    """The number of connections without a proof is limited: the oldest is closed for the next, perhaps a server's."""
     monkeypatch.setattr(launcher, "PROOF_S", 60.0)
 
     async def run():
@@ -379,7 +409,7 @@ def test_a_stranger_has_some_seconds(tmp_path, monkeypatch):
 
 
 def test_a_silent_server_counts_as_lost(alone, tmp_path, monkeypatch):  # noqa: F811
-    """Its machine may be off. Pings keep the others."""
+    """Its machine may be off. Pings keep the connections of other servers."""
     monkeypatch.setattr(launcher, "SILENT_S", 0.5)
     monkeypatch.setattr(node_link, "PING_S", 0.1)
 
@@ -391,27 +421,29 @@ def test_a_silent_server_counts_as_lost(alone, tmp_path, monkeypatch):  # noqa: 
             async with linked(port) as link:
                 engine, _ = await begun(link, alone)
                 await asyncio.sleep(1.0)
-                assert link.up and (-15, "") not in engine.heard
+                assert link.up and (-15, "") not in engine.reports
 
     asyncio.run(run())
 
 
-def test_a_launcher_has_room_for_so_many_engines(alone, tmp_path, monkeypatch):  # noqa: F811
+def test_a_launcher_runs_a_limited_number_of_engines(alone, tmp_path, monkeypatch, capsys):  # noqa: F811
+    """A further one ends the connection, and the engines with it."""
     monkeypatch.setattr(launcher, "MOST_ENGINES", 2)
 
     async def run():
         async with launching(tmp_path) as port, linked(port) as link:
-            for _ in range(2):
-                await begun(link, alone)
+            engines = [(await begun(link, alone))[0] for _ in range(2)]
             link.send(replace(alone, engine=link.add(Engine())))
             await until(lambda: not link.up)
+            assert all(engine.reports[-1] == "gone" for engine in engines) and len(Process.running) == 2
 
     asyncio.run(run())
+    assert "A launcher runs at most 2 engines." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 1e6])
 def test_the_clocks_of_both_machines_are_compared(tmp_path, monkeypatch, ahead_s):
-    """To within half of a ping's way there and back: the launcher read its clock at some time of it."""
+    """The error is at most half of a ping's round trip: the launcher read its clock at some time of it."""
     monkeypatch.setattr(launcher, "monotonic", lambda: time.monotonic() + ahead_s)
 
     async def run():
@@ -423,8 +455,8 @@ def test_the_clocks_of_both_machines_are_compared(tmp_path, monkeypatch, ahead_s
     asyncio.run(run())
 
 
-def test_the_shortest_way_of_a_ping_counts():
-    """Of the latest ones: clocks of two machines drift apart."""
+def test_the_shortest_of_the_latest_round_trips_counts():
+    """Earlier ones don't count, because the clocks of two machines drift apart."""
     link = NodeLink(NodeAddress(1, "127.0.0.1", 1), TOKEN)
     link._clocks.extend([(0.5, 10.0), (0.1, 10.2), (0.3, 9.9)])
     assert link.ahead_s() == 10.2
@@ -432,14 +464,15 @@ def test_the_shortest_way_of_a_ping_counts():
     assert link.ahead_s() == 11.0
 
 
-def test_a_ping_is_answered_beside_a_starting_engine(alone, tmp_path):  # noqa: F811
+def test_a_ping_is_answered_while_an_engine_starts(alone, tmp_path):  # noqa: F811
     async def run():
         async with launching(tmp_path) as port:
             reader, writer = await greeted(port)
             writer.write(encoded(alone) + encoded(Ping(5)))
-            names = []
-            while "Pong" not in names:
-                names.append(type(await receive(reader, (*launcher.FROM_SERVER, *node_link.FROM_LAUNCHER))).__name__)
+            messages = []
+            while not any(isinstance(message, Pong) for message in messages):
+                messages.append(await receive(reader, FROM_LAUNCHER))
+            assert messages[-1].number == 5 and not any(isinstance(message, EngineEnded) for message in messages)
             writer.close()
 
     asyncio.run(run())
