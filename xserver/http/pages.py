@@ -19,6 +19,7 @@ from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.openapi import Description
 from xserver.http.responses import EnforcedSchedule, FollowedPlan
+from xserver.nodes.launch_protocol import address_text
 from xserver.telemetry.metrics_page import render
 
 _PAGE = Path(__file__).parent / "status.html"
@@ -131,7 +132,7 @@ def _node(frontend: Frontend) -> dict[str, object] | None:
     if node is None:
         return None
     address = node.address
-    return {"number": address.node, "address": f"{address.host}:{address.port}", "reachable": node.up}
+    return {"number": address.node, "address": address_text(address.host, address.port), "reachable": node.up}
 
 
 def _rows(spans: "Sequence[Span]") -> list[dict[str, object]]:

@@ -1,6 +1,7 @@
 """Requests of a lost node: replicas elsewhere continue them, or they wait for the node, and fail in the end."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from xserver.engines.unit_options import EngineUnitOptions, NodePlace, UnitModel
 from xserver.http.api_error import ApiError
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
+from xserver.http.pages import _node
 from xserver.http.served_model import ServedModel
 from xserver.nodes.node_link import NodeAddress
 
@@ -33,10 +35,10 @@ def request(tokens=20):
 @pytest.fixture
 def replicas(model):
     """Three replicas of model `a`, which accept requests."""
-    made = [Frontend(ServedModel.read(model, "a"), EngineLink(), "", None, 1.0, 8) for _ in range(3)]
-    for frontend in made:
+    each = [Frontend(ServedModel.read(model, "a"), EngineLink(), "", None, 1.0, 8) for _ in range(3)]
+    for frontend in each:
         frontend.unit, frontend.admission, frontend.link.opened = (frontend,), object(), OPENED
-    return made
+    return each
 
 
 def test_requests_go_to_the_replicas_with_the_fewest(replicas):
@@ -88,7 +90,7 @@ def test_a_request_stays_where_no_replica_has_room(replicas):
 
 
 def test_a_request_continues_under_a_new_number_with_its_tokens(tmp_path):
-    """Its reader still gets them in one row; an abort and a stop reach the engine that has it."""
+    """Its reader gets all tokens in order; an abort and a stop reach the engine that has the request."""
 
     async def run():
         links, engines = [EngineLink(), EngineLink()], [AskedEngine(SCHEDULE), AskedEngine(SCHEDULE)]
@@ -99,8 +101,8 @@ def test_a_request_continues_under_a_new_number_with_its_tokens(tmp_path):
         other = links[1].add(request())
         moved, ends, stops = (links[0].add(request()) for _ in range(3))
         moved.take(TokenEvent("0", 0, 77, 0.5), 1.0, 0.0)
-        heard = []
-        moved.listeners.append(lambda: heard.append(list(moved.tokens)))
+        announced = []
+        moved.listeners.append(lambda: announced.append(list(moved.tokens)))
         for output in (moved, ends, stops):
             links[1].take_over(output)
         assert not links[0].outputs and len(links[1].outputs) == 4
@@ -112,12 +114,12 @@ def test_a_request_continues_under_a_new_number_with_its_tokens(tmp_path):
         links[0].abort([ends])
         links[0].stop(stops, 5)
         assert sent[1][4:] == [Abort(("2",)), Stop("3", 5)] and len(sent[0]) == 3
-        again = links[0].add(request())  # a number of its own, whatever the moved ones had
+        again = links[0].add(request())  # its number is new, whatever numbers the moved ones had
         assert list(links[0].outputs.values()) == [again] and other.link is links[1]
         columns = TokenColumns.of([TokenEvent("1", 1, 88, 0.5)])
         links[1]._take(Stepped(1.0, columns, (), SimpleNamespace(preemptions=0)))
         links[1]._announce()
-        assert heard == [[77, 88]]
+        assert announced == [[77, 88]]
 
     asyncio.run(run())
 
@@ -142,7 +144,7 @@ class Node:
 
 
 class Engine:
-    """Ends with its node, or by itself, as these say; after that it runs on."""
+    """An engine that ends once for each of `lost`, with its node (True) or by itself, and then runs on."""
 
     restarts = True
 
@@ -164,10 +166,10 @@ class Engine:
         pass
 
 
-def unit_of(made, tmp_path, node, engine, left):
+def unit_of(served, tmp_path, node, engine, left):
     at = NodePlace(1, (0,), 1)
     options = EngineUnitOptions((UnitModel(tmp_path, place=0),), ("--plan", "x"), at=at)
-    unit = ServerUnit(options, made, tmp_path, "http://here", _nothing, asyncio.Semaphore(1), node, left.append)
+    unit = ServerUnit(options, served, tmp_path, "http://here", _nothing, asyncio.Semaphore(1), node, left.append)
     unit._engine = engine
     return unit
 
@@ -184,13 +186,13 @@ async def until(condition):
     raise AssertionError
 
 
-def test_a_lost_node_is_waited_for_without_a_turn_and_is_no_failure(model, tmp_path):
-    """More often than an engine may fail. Meanwhile the server says which node is lost."""
+def test_a_unit_waits_for_a_lost_node_without_a_turn_and_without_failures(model, tmp_path):
+    """A node may be lost more often than an engine may fail. Meanwhile errors name the lost node."""
 
     async def run():
-        made, node, left = frontends(model, EngineLink()), Node(), []
-        (frontend,) = made
-        unit = unit_of(made, tmp_path, node, engine := Engine(node, *[True] * 9), left)
+        node, left = Node(), []
+        (frontend,) = frontends(model, EngineLink())
+        unit = unit_of([frontend], tmp_path, node, engine := Engine(node, *[True] * 9), left)
         running = asyncio.ensure_future(unit.run())
         for starts in range(10):
             await until(lambda starts=starts: len(left) == starts + 1)
@@ -207,21 +209,30 @@ def test_a_lost_node_is_waited_for_without_a_turn_and_is_no_failure(model, tmp_p
     asyncio.run(run())
 
 
+@contextlib.asynccontextmanager
+async def waiting(model, tmp_path):
+    """Run the unit of a lost node; yield the node, the unit's link and engine, and an accepted request's output."""
+    (frontend,), node = frontends(model, EngineLink()), Node()
+    unit = unit_of([frontend], tmp_path, node, engine := Engine(node), [])
+    output = frontend.link.add(request())
+    running = asyncio.ensure_future(unit.run())
+    try:
+        yield node, frontend.link, engine, output
+    finally:
+        running.cancel()
+
+
 def test_requests_of_a_node_that_stays_away_fail(model, tmp_path, monkeypatch):
-    """With the node's name; the unit still waits for it."""
+    """Their error names the node, for which the unit still waits."""
     monkeypatch.setattr(server_unit, "NODE_WAIT_S", 0.2)
 
     async def run():
-        made, node = frontends(model, EngineLink()), Node()
-        unit = unit_of(made, tmp_path, node, engine := Engine(node), [])
-        waits = made[0].link.add(request())
-        running = asyncio.ensure_future(unit.run())
-        await until(lambda: waits.ended)
-        assert (waits.ended.reason, waits.ended.error) == ("error", "node 1 (there:8100) can't be reached")
-        assert not made[0].link.failed and engine.starts == 0
-        node.comes()
-        await until(lambda: engine.starts == 1)
-        running.cancel()
+        async with waiting(model, tmp_path) as (node, link, engine, output):
+            await until(lambda: output.ended)
+            assert (output.ended.reason, output.ended.error) == ("error", "node 1 (there:8100) can't be reached")
+            assert not link.failed and engine.starts == 0
+            node.comes()
+            await until(lambda: engine.starts == 1)
 
     asyncio.run(run())
 
@@ -230,25 +241,28 @@ def test_requests_stay_where_the_node_comes_back_in_time(model, tmp_path, monkey
     monkeypatch.setattr(server_unit, "NODE_WAIT_S", 5.0)
 
     async def run():
-        made, node = frontends(model, EngineLink()), Node()
-        unit = unit_of(made, tmp_path, node, engine := Engine(node), [])
-        waits = made[0].link.add(request())
-        running = asyncio.ensure_future(unit.run())
-        await asyncio.sleep(0.1)
-        node.comes()
-        await until(lambda: engine.starts == 1)
-        assert waits.ended is None and waits.link is made[0].link
-        running.cancel()
+        async with waiting(model, tmp_path) as (node, link, engine, output):
+            await asyncio.sleep(0.1)
+            node.comes()
+            await until(lambda: engine.starts == 1)
+            assert output.ended is None and output.link is link
 
     asyncio.run(run())
+
+
+def test_the_status_page_has_the_address_of_a_node_as_it_is_typed(replicas):
+    frontend, *_ = replicas
+    frontend.node = Node()
+    frontend.node.address = NodeAddress(1, "::1", 8100)
+    assert _node(frontend) == {"number": 1, "address": "[::1]:8100", "reachable": False}
 
 
 def test_a_lost_node_keeps_no_place_of_a_loaded_engine(model, tmp_path):
     """Requests to its model end at once, and others' engines take its place."""
 
     async def run():
-        made, nodes = frontends(model, EngineLink(), EngineLink()), (Node(), Node(up=True))
-        units = [unit_of([f], tmp_path, node, None, []) for f, node in zip(made, nodes, strict=True)]
+        served, nodes = frontends(model, EngineLink(), EngineLink()), (Node(), Node(up=True))
+        units = [unit_of([f], tmp_path, node, None, []) for f, node in zip(served, nodes, strict=True)]
         changes = []
 
         def start(unit):
@@ -262,7 +276,7 @@ def test_a_lost_node_keeps_no_place_of_a_loaded_engine(model, tmp_path):
 
         residency = Residency(ResidencyOptions(1), units, start, stop)
         residency.begin()
-        made[0].admission = None
+        served[0].admission = None
         with pytest.raises(ApiError, match=r"node 1 \(there:8100\) can't be reached") as raised:
             await asyncio.wait_for(residency.enter("a", "", {}), 5.0)
         assert raised.value.code == "node_lost"
@@ -281,12 +295,12 @@ def test_a_lost_node_keeps_no_place_of_a_loaded_engine(model, tmp_path):
     asyncio.run(run())
 
 
-def test_a_run_of_engines_fails_alone_counts_its_failures(model, tmp_path):
-    """The node is there: an engine that ends by itself again and again is given up."""
+def test_failures_of_an_engine_on_a_reachable_node_count(model, tmp_path):
+    """The unit gives up an engine that ends by itself again and again."""
 
     async def run():
-        made, node = frontends(model, EngineLink()), Node(up=True)
-        unit = unit_of(made, tmp_path, node, Engine(node, *[False] * 9), [])
+        node = Node(up=True)
+        unit = unit_of(frontends(model, EngineLink()), tmp_path, node, Engine(node, *[False] * 9), [])
         return await asyncio.wait_for(unit.run(), 10.0)
 
     assert asyncio.run(run()) == 1
