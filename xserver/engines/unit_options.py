@@ -67,12 +67,12 @@ def visible_devices(devices: Sequence[int]) -> dict[str, str]:
     Raises:
         InputError: This process sees fewer GPUs.
     """
-    given = os.environ.get(_VISIBLE)
-    if given is None:
+    visible = os.environ.get(_VISIBLE)
+    if visible is None:
         return {_VISIBLE: ",".join(map(str, devices))}
-    seen = [name.strip() for name in given.split(",") if name.strip()]
+    seen = [name.strip() for name in visible.split(",") if name.strip()]
     if max(devices) >= len(seen):
         raise InputError(
-            f"The plan uses device {max(devices)}, but {_VISIBLE}={given} shows only {len(seen)}: show more devices."
+            f"The plan uses device {max(devices)}, but {_VISIBLE}={visible} shows only {len(seen)}: show more devices."
         )
     return {_VISIBLE: ",".join(seen[device] for device in devices)}

@@ -35,7 +35,7 @@ REFUSED = 2
 """Exit code of an engine that can't run its input, also if the launcher hasn't started it."""
 _MOST_DEVICES, _MOST_MODELS, _LONGEST_NAME = 64, 100, 200
 _LOOK_S, _FLUSH_S = 0.2, 5.0
-"""Seconds between two looks at what an engine does before it opens, and most seconds for its last bytes."""
+"""Seconds between two reports of an engine's work before it opens, and most seconds for its last bytes."""
 
 Connections = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int, int], "asyncio.Future[None]"]
 """Passes on an engine's connection, given the engine's number and the model's place; done when it has ended."""
@@ -50,8 +50,8 @@ class EngineToLaunch:
     environment: Mapping[str, str]
 
 
-def checked(asked: StartEngine, directories: Mapping[str, Path], folder: Path) -> EngineToLaunch:
-    """Return the process to start.
+def engine_to_launch(asked: StartEngine, directories: Mapping[str, Path], folder: Path) -> EngineToLaunch:
+    """Return the process of a request, after checking the request.
 
     Args:
         asked: The request.
@@ -75,9 +75,9 @@ def checked(asked: StartEngine, directories: Mapping[str, Path], folder: Path) -
         arguments, documents = ["--model", str(directory), "--socket", str(socket)], {"--schedule": schedule}
     else:
         plan = document.from_dict(Plan, asked.plan, "The plan")
-        found, cluster = _directories(asked, directories, _schedules(asked, plan)), plan.cluster
-        here = {model.place: str(path) for model, path in zip(asked.models, found, strict=True)}
-        models = [replace(model, directory=here.get(place)) for place, model in enumerate(plan.models)]
+        paths, cluster = _directories(asked, directories, _schedules(asked, plan)), plan.cluster
+        by_place = {model.place: str(path) for model, path in zip(asked.models, paths, strict=True)}
+        models = [replace(model, directory=by_place.get(place)) for place, model in enumerate(plan.models)]
         arguments = ["--unit", str(asked.unit), "--socket", str(folder)]
         documents = {"--plan": replace(plan, models=tuple(models))}
     names = ", ".join(model.name for model in asked.models)
@@ -208,7 +208,7 @@ class LaunchedEngine:
     async def _start(self) -> EngineProcess:
         """Start the process, after the sockets to which it connects."""
         self._folder.mkdir(mode=0o700)
-        launch = checked(self._asked, self._directories, self._folder)
+        launch = engine_to_launch(self._asked, self._directories, self._folder)
         for model in self._asked.models:
             path = self._folder / f"engine-{model.place}"
             self._servers.append(await asyncio.start_unix_server(partial(self._take, model.place), path))

@@ -60,8 +60,8 @@ class NodeAddress:
         return f"node {self.node} ({address_text(self.host, self.port)})"
 
 
-class NodesEngine(Protocol):
-    """An engine of a node, which its launcher's messages concern."""
+class EngineEvents(Protocol):
+    """The receiver of a launcher's messages about one engine."""
 
     def connected(self, place: int, connection: int) -> None:
         """Attach to a connection of the engine, of the model with this place."""
@@ -88,7 +88,7 @@ class NodeLink:
         self._has_been_up = False
         self._changed = asyncio.Condition()
         self._writer: asyncio.StreamWriter | None = None
-        self._engines: dict[int, NodesEngine] = {}
+        self._engines: dict[int, EngineEvents] = {}
         self._next = 0
         self._pings: dict[int, float] = {}
         """When each unanswered ping was sent."""
@@ -108,7 +108,7 @@ class NodeLink:
         async with self._changed:
             await self._changed.wait_for(lambda: self.up)
 
-    def add(self, engine: NodesEngine) -> int:
+    def add(self, engine: EngineEvents) -> int:
         """Return the number of a new engine."""
         number, self._next = self._next, self._next + 1
         self._engines[number] = engine

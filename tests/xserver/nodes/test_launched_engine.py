@@ -1,4 +1,4 @@
-"""What a launcher starts: `exegpt engine` with arguments of its own making, and nothing else."""
+"""The processes that a launcher starts: only `exegpt engine`, with arguments that the launcher makes or checks."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from xmulti.serving.planned_units import NodesInUse, planned_units, read_plan
 from xrunner.models.create import create_model
 from xserver.engines.unit_options import NodePlace
 from xserver.nodes.launch_protocol import LaunchedModel, StartEngine
-from xserver.nodes.launched_engine import checked
+from xserver.nodes.launched_engine import engine_to_launch
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def shared(folder):
 
 def test_an_engine_alone_gets_the_launchers_paths(alone, folder, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
-    launch = checked(alone, {}, tmp_path)
+    launch = engine_to_launch(alone, {}, tmp_path)
     socket = ("--socket", str(tmp_path / "engine-4"))
     assert launch.arguments == (
         *("--model", str(folder / "one"), *socket),
@@ -61,13 +61,13 @@ def test_an_engine_alone_gets_the_launchers_paths(alone, folder, tmp_path, monke
     )
     assert launch.documents == {"--schedule": schedule_for(folder / "one")}
     assert launch.environment == {NOTES_OF: "a"}
-    typed = checked(replace(alone, flags=("--threads", "5")), {"a": folder / "one", "b": folder}, tmp_path)
+    typed = engine_to_launch(replace(alone, flags=("--threads", "5")), {"a": folder / "one", "b": folder}, tmp_path)
     assert typed.arguments == ("--model", str(folder / "one"), *socket, "--threads", "5")
 
 
 def test_engines_that_share_get_the_plan_with_this_nodes_directories(shared, folder, tmp_path):
     elsewhere = replace(shared, models=tuple(replace(model, directory="/elsewhere") for model in shared.models))
-    launch = checked(elsewhere, {"a": folder / "one", "b": folder / "other"}, tmp_path)
+    launch = engine_to_launch(elsewhere, {"a": folder / "one", "b": folder / "other"}, tmp_path)
     assert launch.arguments[:4] == ("--unit", "0", "--socket", str(tmp_path))
     (plan,) = launch.documents.values()
     assert [model.directory for model in plan.models] == [str(folder / "other"), None, str(folder / "one")]
@@ -79,12 +79,12 @@ def test_a_gpu_is_one_that_the_launcher_sees(alone, folder, tmp_path, monkeypatc
     gpu = replace(schedule.cluster, device=replace(schedule.cluster.device, kind="A40"))
     alone = replace(alone, schedule=document.to_dict(replace(schedule, cluster=gpu)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert checked(alone, {}, tmp_path).environment["CUDA_VISIBLE_DEVICES"] == "1"
+    assert engine_to_launch(alone, {}, tmp_path).environment["CUDA_VISIBLE_DEVICES"] == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert checked(alone, {}, tmp_path).environment["CUDA_VISIBLE_DEVICES"] == "7"
+    assert engine_to_launch(alone, {}, tmp_path).environment["CUDA_VISIBLE_DEVICES"] == "7"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
     with pytest.raises(InputError, match="uses device 1, but CUDA_VISIBLE_DEVICES=4 shows only 1"):
-        checked(alone, {}, tmp_path)
+        engine_to_launch(alone, {}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_gpu_is_one_that_the_launcher_sees(alone, folder, tmp_path, monkeypatc
 )
 def test_no_other_argument_reaches_an_engine(alone, tmp_path, flags):
     with pytest.raises(InputError, match="A launcher starts no engine with the argument"):
-        checked(replace(alone, flags=flags), {}, tmp_path)
+        engine_to_launch(replace(alone, flags=flags), {}, tmp_path)
 
 
 def test_what_no_engine_can_run_is_refused(alone, shared, folder, tmp_path):
@@ -132,7 +132,7 @@ def test_what_no_engine_can_run_is_refused(alone, shared, folder, tmp_path):
     for why, changes in refused.items():
         for change in changes:
             with pytest.raises(InputError, match=why):
-                checked(replace(alone, **change), {}, tmp_path)
+                engine_to_launch(replace(alone, **change), {}, tmp_path)
     others = {
         "has 2 units, but no unit 2": {"unit": 2},
         "has 2 units, but no unit -1": {"unit": -1},
@@ -142,11 +142,11 @@ def test_what_no_engine_can_run_is_refused(alone, shared, folder, tmp_path):
     }
     for why, change in others.items():
         with pytest.raises(InputError, match=why):
-            checked(replace(shared, **change), {}, tmp_path)
+            engine_to_launch(replace(shared, **change), {}, tmp_path)
 
 
-def test_a_plan_of_two_nodes_has_units_here_and_there(folder, monkeypatch):
-    """Devices and threads count on each node for themselves."""
+def test_a_plan_of_two_nodes_has_units_on_both(folder, monkeypatch):
+    """Each node numbers its devices from 0, and divides its threads among them."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)))
     share = Share("time")
     models = [
@@ -158,14 +158,14 @@ def test_a_plan_of_two_nodes_has_units_here_and_there(folder, monkeypatch):
     path = written(folder, *models, nodes=2)
     nodes = NodesInUse(0, (1,))
     plan = read_plan(path, {}, nodes)
-    here, alone, together = planned_units(plan, ["--dtype", "fp32"], None, nodes)
-    assert here.at is None and here.arguments[-2:] == ("--threads", "12")
+    local, alone, together = planned_units(plan, ["--dtype", "fp32"], None, nodes)
+    assert local.at is None and local.arguments[-2:] == ("--threads", "12")
     assert (alone.at, together.at) == (NodePlace(1, (0,), 2, 1), NodePlace(1, (7,), 2, 2))
     assert alone.arguments == together.arguments == ("--dtype", "fp32")
     assert alone.documents == {"--schedule": models[1].schedule} and together.documents == {"--plan": plan}
     assert planned_units(plan, [], 2, nodes)[1].arguments == ("--threads", "2")
-    there = planned_units(plan, [], None, NodesInUse(None, (0, 1)))[0]
-    assert there.at == NodePlace(0, (3,), 1, 0)
+    launched = planned_units(plan, [], None, NodesInUse(None, (0, 1)))[0]
+    assert launched.at == NodePlace(0, (3,), 1, 0)
     for known, missing in ((NodesInUse(0), 1), (NodesInUse(None, (1,)), 0), (NodesInUse(named=False), 0)):
         with pytest.raises(InputError, match=f"--node does not name node {missing}, which has a"):
             read_plan(path, {}, known)

@@ -1,4 +1,4 @@
-"""A node's engine as the server sees it: what is sent to the launcher, and what its messages mean."""
+"""A node's engine in the server: the messages to the launcher, and the effects of the launcher's messages."""
 
 import asyncio
 from dataclasses import replace
@@ -17,7 +17,7 @@ from xserver.nodes.node_link import NodeAddress, NodeLink
 
 
 class Node(NodeLink):
-    """A node whose launcher gets nothing: `sent` is what it would get."""
+    """A node without a launcher; `sent` keeps the messages to it."""
 
     def __init__(self):
         super().__init__(NodeAddress(1, "there", 8100), "")
@@ -39,7 +39,7 @@ def engine_of(tmp_path, names=("a",)):
     return NodeEngine(node, options, links, [tmp_path / f"engine-{m.place}" for m in models]), node, links
 
 
-def test_the_launcher_gets_the_documents_and_no_path_but_the_models(tmp_path):
+def test_the_launcher_gets_documents_and_no_paths_but_those_of_models(tmp_path):
     async def run():
         engine, node, _ = engine_of(tmp_path)
         schedule = small_specs.schedule("orca")
@@ -60,7 +60,7 @@ def test_the_launcher_gets_the_documents_and_no_path_but_the_models(tmp_path):
     assert second.plan["method"] == "spatial"
 
 
-def test_an_engine_ends_by_its_code_with_its_node_or_as_it_is_told(tmp_path, capsys):
+def test_an_engine_ends_by_itself_with_its_node_or_on_request(tmp_path, capsys):
     async def run():
         engine, node, _ = engine_of(tmp_path)
         await engine.kill()
@@ -147,7 +147,7 @@ def test_nobody_attaches_to_an_engine_of_a_lost_launcher(tmp_path):
     assert asyncio.run(run()) == (True, False, 1)
 
 
-def test_what_an_engine_does_before_it_opens_is_shown(tmp_path):
+def test_the_work_of_an_engine_before_it_opens_is_shown(tmp_path):
     async def run():
         engine, _, links = engine_of(tmp_path)
         await links["a"].listen(tmp_path / "engine-3")

@@ -1,4 +1,4 @@
-"""What is typed for nodes: addresses, tokens and directories; and plans that stay on one node."""
+"""The options of nodes: addresses, tokens and directories; and plans that stay on one node."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ from xserver.nodes.node_link import NodeAddress
 
 
 def refused(*arguments) -> str:
-    """The sentence with which a command doesn't start."""
+    """Return the sentence with which a command is refused."""
     done = run_command(*arguments)
     (line,) = done.err.strip().splitlines()
     assert done.code == 2 and done.out == "" and line.startswith("exegpt: ") and line.endswith(".")

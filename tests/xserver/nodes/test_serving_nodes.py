@@ -84,7 +84,7 @@ def plan(directories):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def nodes(directories, tmp_path_factory):  # noqa: F811
-    """Node 0 has `tiny` where the server has it, and the others, as node 1 has all, in a directory of its own."""
+    """Two launchers. Node 0 has `tiny` at the server's path; all other models of both nodes are elsewhere."""
     folder = tmp_path_factory.mktemp("nodes")
     token = folder / "token"
     token.write_text("0123456789abcdef\n")
@@ -102,7 +102,7 @@ def nodes(directories, tmp_path_factory):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def served(plan, nodes, directories, tmp_path_factory):  # noqa: F811
-    """The server. Its own directories of the models on node 1 only have no weights."""
+    """The server. Its own directories of models that run only on node 1 have no weights."""
     folder = tmp_path_factory.mktemp("frontend")
     document.write(folder / "plan.json", plan)
     options = ["--plan", str(folder / "plan.json"), "--pinned", "--node-token-file", str(folder / "token")]
@@ -160,8 +160,8 @@ def test_a_wrong_token_ends_the_server_with_a_sentence(plan, nodes, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
     address = rf"node [01] \(127.0.0.1:({nodes[0].port}|{nodes[1].port})\)"
-    said = rf"exegpt: The launcher of {address} does not have this server's token: give both the same token file\."
-    assert re.fullmatch(said, done.stderr.strip().splitlines()[-1])
+    sentence = rf"exegpt: The launcher of {address} does not have this server's token: give both the same token file\."
+    assert re.fullmatch(sentence, done.stderr.strip().splitlines()[-1])
     in_time(lambda: "does not have this launcher's token" in (nodes[0].folder / "log").read_text())
 
 
@@ -169,8 +169,8 @@ def test_models_of_two_nodes_give_their_own_tokens(served, nodes, want):
     with ThreadPoolExecutor(18) as pool:
         asked = [(name, i, pool.submit(ask, served, name, prompts(6)[i])) for name in NAMES for i in range(6)]
         for name, i, answer in asked:
-            code, given = answer.result()
-            assert (code, tokens(given)) == (200, want[name][i])
+            code, completion = answer.result()
+            assert (code, tokens(completion)) == (200, want[name][i])
     sent = [metric(served, f'exegpt_tokens_total{{kind="output",model_name="tiny",replica="{r}"') for r in (0, 1)]
     assert min(sent) > 0, "both replicas have answered"
     assert [len(node.engines) for node in nodes] == [1, 2]
@@ -179,7 +179,7 @@ def test_models_of_two_nodes_give_their_own_tokens(served, nodes, want):
 
 
 def test_the_clock_of_another_machine_is_converted(served, nodes):
-    """Waits would be thousands of seconds too long or too short."""
+    """Without it, waits would be thousands of seconds too long or too short."""
     for name in ("wide", "deep"):
         series = f'exegpt_queue_wait_seconds_sum{{model_name="{name}"'
         before_s, begin_s = metric(served, series), time.monotonic()
@@ -210,8 +210,8 @@ def test_an_engine_that_is_lost_is_replaced(served, nodes, want):
         (shared,) = [pid for pid in before if b"--plan" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
         os.kill(shared, signal.SIGKILL)
         for i, answer in asked:
-            code, given = answer.result()
-            assert (code, tokens(given)) == (200, want["wide"][i])
+            code, completion = answer.result()
+            assert (code, tokens(completion)) == (200, want["wide"][i])
     in_time(lambda: all_ready(served))
     assert len(nodes[1].engines) == 2 and len(set(before) & set(nodes[1].engines)) == 1
     assert "the engine of wide, deep has ended (exit code -9) and is restarted" in served.log.read_text()
@@ -233,14 +233,14 @@ def test_requests_of_a_lost_node_continue_on_a_replica_or_wait(served, nodes, wa
         assert not status(served, "wide")["node"]["reachable"]
         for name, i, answer in asked:
             if name == "tiny":
-                code, given = answer.result()
-                assert (code, tokens(given)) == (200, want[name][i])
+                code, completion = answer.result()
+                assert (code, tokens(completion)) == (200, want[name][i])
         assert ask(served, "tiny", [1], max_tokens=1)[0] == 200, "new ones go to the replica on node 0"
         in_time(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines))
         nodes[1].start()
         for name, i, answer in asked:
-            code, given = answer.result()
-            assert (code, tokens(given)) == (200, want[name][i])
+            code, completion = answer.result()
+            assert (code, tokens(completion)) == (200, want[name][i])
     in_time(lambda: all_ready(served))
     assert metric(served, 'exegpt_engine_restarts_total{model_name="wide"') == lost + 1
     assert metric(served, 'exegpt_node_up{model_name="",node="1"}') == 1
@@ -251,15 +251,15 @@ def follow(server, plan):
 
 
 def test_models_move_to_another_node_with_their_requests(served, nodes, plan, want):
-    """From node 1 to node 0, where their clock is another one."""
+    """They move from node 1 to node 0, which has another clock."""
     models = [replace(model, devices=(1,)) if model.share else model for model in plan.models]
     with ThreadPoolExecutor(12) as pool:
         asked = [(name, i, pool.submit(ask, served, name, prompts(6)[i])) for name in NAMES[1:] for i in range(6)]
         until_accepted(served, [answer for *_, answer in asked], NAMES[1:])
         assert follow(served, replace(plan, models=tuple(models)))[0] == 202
         for name, i, answer in asked:
-            code, given = answer.result()
-            assert (code, tokens(given)) == (200, want[name][i])
+            code, completion = answer.result()
+            assert (code, tokens(completion)) == (200, want[name][i])
     in_time(lambda: all_ready(served))
     assert [len(node.engines) for node in nodes] == [2, 1]
     assert [status(served, name)["node"]["number"] for name in NAMES] == [0, 0, 0]
@@ -275,7 +275,7 @@ def test_models_move_to_another_node_with_their_requests(served, nodes, plan, wa
 
 
 def test_engines_of_all_nodes_end_with_the_server(served, nodes):
-    """Last in this file. Requests in progress are answered before."""
+    """Requests in progress are answered before. This test is the last in the file, because it ends the server."""
     engines = [pid for node in nodes for pid in node.engines]
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(ask, served, "wide", prompt) for prompt in prompts(6)]
