@@ -27,7 +27,7 @@ SHARES = {"time": Share("time", pool="merged"), "priority": Share("priority", po
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two models, and a ranker that expects little of `list` and much of `essay`, on another scale for each model."""
+    """Two models with rankers that expect short outputs for `list` and long ones for `essay`, on different scales."""
     folder = tmp_path_factory.mktemp("orders")
     sizes = {"heads": 2, "kv_heads": 2, "context": 160}
     create_model(folder / "tiny", "llama", layers=2, hidden=32, ffn=64, vocab=300, seed=0, **sizes)
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 
 
 def plan_file(folder, tmp_path, share):
-    """A plan with one running sequence for each model; under a bound where a model is alone."""
+    """Write a plan with one running sequence for each model; models alone have a bound."""
     models = []
     for place, name in enumerate(("tiny", "deep")):
         schedule = schedule_for(folder / name, max_num_seqs=1, prefills_per_step=1)
@@ -61,15 +61,15 @@ def plan_file(folder, tmp_path, share):
 
 
 def rows():
-    """Long requests of both models come before the short ones; the first of all keeps its model busy meanwhile."""
-    found = []
+    """Return requests, long before short ones; the first one of each model keeps it busy until all have arrived."""
+    requests = []
     for word in ("first", *("essay",) * 3, *("list",) * 3):
         for model in ("tiny", "deep"):
             length = WORDS.get(word, 100)
-            name = f"{word}-{model}-{len(found)}"
+            name = f"{word}-{model}-{len(requests)}"
             ids = {"id": name, "model": model, "max_tokens": length, "ignore_eos": True}
-            found.append({**ids, "prompt": f"{'essay' if word == 'first' else word} {len(found) // 2}"})
-    return found
+            requests.append({**ids, "prompt": f"{'essay' if word == 'first' else word} {len(requests) // 2}"})
+    return requests
 
 
 def run(folder, plan, tmp_path, *options):

@@ -150,7 +150,7 @@ def test_a_plan_with_odd_numbers_is_refused(change, sentence, written, tmp_path,
 
 
 def test_an_order_takes_the_place_of_the_methods(written, tmp_path, capsys):
-    """Of two models on the same devices, and one on its own."""
+    """Two of the plan's models share devices, and the third is alone."""
     trace = tmp_path / "trace.csv"
     rows = [(name, 50, 5 + 90 * (i % 2), i / 2000) for i in range(700) for name in ("busy", "idle", "rare")]
     trace.write_text("model,input,output,arrival\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
@@ -161,8 +161,8 @@ def test_an_order_takes_the_place_of_the_methods(written, tmp_path, capsys):
         facts = json.loads(capsys.readouterr().out)
         assert [model["requests"] for model in facts["models"]] == [700] * 3
         mean_s[order[0] if order else None] = [model["latency"]["mean"] for model in facts["models"]]
-        said = [text for text in facts["assumptions"] if text.startswith("order: ")]
-        assert len(said) == len(order[:1]) and ("Kendall's tau is 0.8" in " ".join(said)) == ("learned" in order)
+        notes = [text for text in facts["assumptions"] if text.startswith("order: ")]
+        assert len(notes) == len(order[:1]) and ("Kendall's tau is 0.8" in " ".join(notes)) == ("learned" in order)
     assert max(sum(mean_s["sjf"]), sum(mean_s["learned"])) < 0.9 * sum(mean_s["fcfs"])
     for typed, words in (
         (["--order", "vtc"], "--order vtc does not order the requests of a plan here"),

@@ -167,7 +167,7 @@ def test_jobs_come_in_the_order_of_the_event_simulator(directories, theirs, shar
     unit = RankUnit.load(models, directories)
     todo = {name: requests() for name in directories}
     order, options = None, None
-    if learned:  # the shortest of one model have the longest's places of the other
+    if learned:  # one model prefers its shortest requests, the other its longest
         signs = dict(zip(directories, (-1, 1), strict=True))
         scores = {name: [sign * float(r.max_tokens % 5) for r in todo[name]] for name, sign in signs.items()}
         order = PlanOrder("learned", scores, scores)
@@ -190,7 +190,7 @@ def test_jobs_come_in_the_order_of_the_event_simulator(directories, theirs, shar
 
 
 def score_of(scores):
-    """Hints by the request's id, which is its number."""
+    """Return the function that gives each request its hints; a request's id is its place in `scores`."""
     return lambda request: Hints(score=scores[int(request.id)])
 
 

@@ -101,7 +101,7 @@ def test_rates_that_no_plan_sustains_still_get_the_one_that_is_nearest(plan, set
 
 
 def test_a_plan_of_several_nodes_keeps_each_model_on_one(setting):
-    """A server runs no engine on two: here `chat` would have both other nodes, and does so elsewhere."""
+    """A server runs no engine on two nodes. Without that limit, `chat` gets both nodes that `code` leaves."""
     cluster = parse_cluster("3x1xA40", 0.92)
     demands = demands_at(replace(setting, cluster=cluster), RATES)
     spans = make_plan(demands, cluster, "spatial")

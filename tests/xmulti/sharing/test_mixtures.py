@@ -144,7 +144,7 @@ def pair_and_alone(tmp_path):
 
 
 def test_units_of_other_plans_are_known_by_their_models_and_devices(pair_and_alone):
-    """But those of a plan with replicas aren't: a model would be in several groups."""
+    """Units of a plan with replicas are left out: a model would be in several groups."""
     demands, pair, alone = pair_and_alone
     plan = Plan(Plan.VERSION, "temporal", CLUSTER, (*pair, alone))
     twice = Plan(Plan.VERSION, "seallm", CLUSTER, (alone, replace(alone, devices=(0,))))
@@ -165,7 +165,7 @@ def test_models_without_a_rate_count_where_they_are_done_in_time(pair_and_alone)
     assert mixture._of([served, replace(job, seconds=6.0)]) == 0.0
 
 
-def test_of_two_ways_alone_the_one_with_more_headroom_is_taken_or_the_quicker_one(pair_and_alone):
+def test_the_better_way_alone_has_more_headroom_or_is_quicker(pair_and_alone):
     demands, _, alone = pair_and_alone
     none, some, more = (replace(alone, goodput_seq_s=by * alone.rate_seq_s) for by in (0.0, 0.5, 2.0))
     job = replace(alone, rate_seq_s=None, requests=10)
@@ -175,7 +175,7 @@ def test_of_two_ways_alone_the_one_with_more_headroom_is_taken_or_the_quicker_on
 
 
 def test_models_that_share_are_measured_with_room_for_their_rates_whatever_the_level(pair_and_alone, monkeypatch):
-    """At a level below 1 they are placed as for 1; above, as for the level."""
+    """Below level 1 they are placed as for level 1, and above it as for their level."""
     demands, *_ = pair_and_alone
     factors = []
     monkeypatch.setattr(mixtures, "share_unit", lambda *arguments: factors.append(arguments[-1]))
@@ -185,7 +185,7 @@ def test_models_that_share_are_measured_with_room_for_their_rates_whatever_the_l
 
 
 class Direct:
-    """In place of processes: models are as they were planned, those that share as `pair`; notes what is asked."""
+    """A stand-in for processes that returns the planned models, `pair` for those that share, and keeps its rows."""
 
     def __init__(self, pair):
         self.pair, self.asked = pair, []

@@ -128,7 +128,7 @@ def test_as_many_models_as_devices_may_have_one_each():
 
 
 def test_a_sequence_has_half_its_output_in_the_cache_on_average():
-    """Beside the mean over its tokens, one by one, of what is cached when each is generated."""
+    """The oracle is the mean over the sequence's tokens of the number of cached tokens at each."""
     popular = model("a", 1.0, 1.0)
     cached = [popular.input + token for token in range(popular.output + 1)]
     assert popular.kv_bytes == pytest.approx(np.mean(cached) * popular.kv_token_bytes)

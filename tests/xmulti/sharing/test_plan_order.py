@@ -34,14 +34,14 @@ def waiting(scores):
 
 @given(SCORES, SCORES, SCORES, LENGTHS, LENGTHS, st.sampled_from(GROWING))
 def test_an_increasing_change_of_one_models_scores_changes_nothing(known, asked, of_other, outputs, others, change):
-    """Of the order within the model, of the order over both, and of the lengths."""
+    """The order within the model, the order over both models and the lengths stay."""
     known, asked = np.round(known, 3), np.round(asked, 3)  # so that different scores stay different
     other = ScoredLength("other", [0.0, 0.5], others)
-    before, after = ScoredLength("own", known, outputs), ScoredLength("own", change(known), outputs)
+    before, after = ScoredLength("changed", known, outputs), ScoredLength("changed", change(known), outputs)
     assert [before.length(s) for s in asked] == [after.length(s) for s in change(asked)]
 
-    def over_both(own, scores):
-        keyed = [(own.key(s, 0.0), "own", s.index) for s in waiting(scores)]
+    def over_both(changed, scores):
+        keyed = [(changed.key(s, 0.0), "changed", s.index) for s in waiting(scores)]
         keyed += [(other.key(s, 0.0), "other", s.index) for s in waiting(of_other)]
         return [(model, index) for _, model, index in sorted(keyed)]
 
@@ -60,7 +60,7 @@ def test_a_score_stands_for_the_quantile_of_the_outputs_and_orders_its_model(kno
 
 
 def test_equal_scales_take_models_by_their_lengths():
-    """Of a chat of short answers, even the longest is expected to be shorter than the shortest report."""
+    """Even the longest chat answer is expected to be shorter than the shortest report."""
     chat = ScoredLength("chat", [1.0, 2.0, 3.0], LengthDistribution.from_samples([5, 10, 20]))
     report = ScoredLength("report", [100.0, 200.0, 300.0], LengthDistribution.from_samples([50, 100, 200]))
     assert chat.length(0.5) == 20 and report.length(400.0) == 50
@@ -81,12 +81,12 @@ def plan_of(*models):
 def planned(name, share, outputs, device=0):
     workload = replace(schedule("orca").workload, output=LengthDistribution.from_samples(outputs), requests=None)
     control = replace(schedule("orca").control, max_num_seqs=8)
-    made = replace(schedule("orca"), admission="grow", kv_blocks=400, workload=workload, control=control)
-    return PlannedModel(name, (device,), made, summarise((), 0.0), share=share)
+    grows = replace(schedule("orca"), admission="grow", kv_blocks=400, workload=workload, control=control)
+    return PlannedModel(name, (device,), grows, summarise((), 0.0), share=share)
 
 
 def load(count=250):
-    """Requests of two models at more than they can serve: one's outputs are four times as long."""
+    """Return requests of two models at a higher rate than they can serve; `long` has outputs four times as long."""
     rng = np.random.default_rng(5)
     of_models = {}
     for name, mean in (("short", 3.0), ("long", 4.4)):
@@ -117,18 +117,18 @@ def per_token_s(plan, requests, order):
 
 @pytest.mark.parametrize("how", PLANS)
 def test_the_learned_order_lies_between_fcfs_and_the_oracle(how):
-    """By the mean latency per token, under overload."""
+    """The mean latency per token is compared, under overload."""
     share, other = PLANS[how]
     requests = load()
     models = [planned(n, share, [r.output for r in rows], i * other) for i, (n, rows) in enumerate(requests.items())]
     plan = plan_of(*models)
-    found = {
+    latencies = {
         name: per_token_s(plan, requests, replayed_order(name, tau, requests))
         for name, tau in (("fcfs", None), ("learned", 0.62), ("sjf", None))
     }
-    print(how, {name: round(value, 4) for name, value in found.items()})
-    assert found["learned"] < 0.8 * found["fcfs"]
-    assert 0.97 * found["sjf"] < found["learned"]
+    print(how, {name: round(value, 4) for name, value in latencies.items()})
+    assert latencies["learned"] < 0.8 * latencies["fcfs"]
+    assert 0.97 * latencies["sjf"] < latencies["learned"]
 
 
 @pytest.mark.parametrize("share", [Share("time"), Share("priority", pool="merged"), None])
@@ -143,7 +143,7 @@ def test_fcfs_is_by_arrival_as_plans_without_priority_are(share):
 @settings(deadline=None, max_examples=30)
 @given(st.permutations(range(12)))
 def test_perfect_scores_on_the_outputs_own_scale_are_the_oracle(places):
-    """With scores that say the order exactly, and the lengths that really come: shortest first over both models."""
+    """Scores in the exact order, with the distribution of the real lengths, give shortest first over both models."""
     requests = {
         "short": [RequestLengths(8, 2 + 3 * place, 0.01 * i) for i, place in enumerate(places[:6])],
         "long": [RequestLengths(8, 2 + 3 * place, 0.01 * i) for i, place in enumerate(places[6:])],
@@ -158,7 +158,7 @@ def test_perfect_scores_on_the_outputs_own_scale_are_the_oracle(places):
 @settings(deadline=None, max_examples=60)
 @given(MODELS, st.sampled_from(["sjf", "learned"]), st.booleans())
 def test_rows_are_iterations_one_by_one(models, name, by_priority):
-    """Under orders whose keys are constant, a row lasts until a request ends or arrives."""
+    """A row lasts until a request ends or arrives, if the order's keys are constant."""
     how, rule = [], PrioritySharing(prompts_first=True) if by_priority else TimeSharing(in_order=False)
     for load in loads(models):
         scores = [-(r.output % 7) for r in load.requests]
@@ -172,7 +172,7 @@ def test_rows_are_iterations_one_by_one(models, name, by_priority):
 
 
 def fresh(load, other):
-    """The load with another's empty pool."""
+    """Return the load with the empty pool of another one."""
     return replace(load, pool=other.pool)
 
 

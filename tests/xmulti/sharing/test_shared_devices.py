@@ -320,7 +320,7 @@ def test_models_that_share_are_asked_over_the_same_time(demands):
 
 
 def test_keys_and_values_of_a_unit_are_divided_and_not_given_twice(demands):
-    """Each of two models has room for its longest sequence, and both together for no more than there is."""
+    """Each of two models has room for its longest sequence, and both together get no more than the memory."""
     popular = [popular_of(demand, CLUSTER) for demand in demands[:2]]
     placer = Placer(usable_bytes(demands, CLUSTER), other_bytes(demands, CLUSTER))
     mesh = placer.unit(popular, (0,), 1.0)
@@ -328,13 +328,13 @@ def test_keys_and_values_of_a_unit_are_divided_and_not_given_twice(demands):
     unit = planned_on(mesh, kv_bytes, {demand.name: demand for demand in demands}, CLUSTER, Share("time", 1.0))
     sizes = {each.name: each.kv_token_bytes * BLOCK_SIZE for each in popular}
     least = {each.name: each.least_bytes for each in popular}
-    given = {model.name: model.schedule.kv_blocks * sizes[model.name] for model in unit}
-    assert kv_bytes - sum(sizes.values()) < sum(given.values()) <= kv_bytes, "whole blocks"
-    assert all(given[name] > least[name] - sizes[name] for name in given)
+    kv_bytes_of = {model.name: model.schedule.kv_blocks * sizes[model.name] for model in unit}
+    assert kv_bytes - sum(sizes.values()) < sum(kv_bytes_of.values()) <= kv_bytes, "whole blocks"
+    assert all(kv_bytes_of[name] > least[name] - sizes[name] for name in kv_bytes_of)
 
 
 def test_without_a_bound_a_request_is_late_beyond_five_times_its_time_alone(tmp_path):
-    """At one request in a long time, each has the devices alone: none is late, though each takes seconds."""
+    """At a low rate each request has the devices alone: none is late, though each takes seconds."""
     slow = {"name": "slow", "model": "opt-6.7b", "workload": "128/400", "rate": "0.01/s"}
     demands = demands_of(tmp_path, slow)
     groups = Groups(demands, CLUSTER, "priority")
