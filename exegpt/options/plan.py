@@ -31,7 +31,7 @@ class PlanOptions(shared_options.PredictionOptions, shared_options.PluginOptions
     one_node: bool = option(
         False,
         "Give each model devices of a single node, so that `exegpt serve --plan` can run the plan on several nodes. "
-        "Default: or of several whole nodes.",
+        "Default: a model may also have several whole nodes.",
         "--one-node",
     )
     profile: list[str] | None = shared_options.PROFILES

@@ -10,7 +10,7 @@ NONCE = PROOF = 32
 def proof(secret: str, end: bytes, theirs: bytes, mine: bytes) -> bytes:
     """Return the proof that one end has the secret: a digest over the nonces of both ends.
 
-    `end` names the end that proves itself, so that its proof is none of the other end's.
+    `end` names the end that proves itself, so that the other end cannot send the proof back as its own.
     """
     return hmac.digest(secret.encode(), end + theirs + mine, hashlib.sha256)
 

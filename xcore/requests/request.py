@@ -76,7 +76,7 @@ class Request(Spec):
     Orders of applications read it of a run's first request, as the deadline of the whole run.
     """
     slack_s: float | None = None
-    """A server's: seconds in its queue during which others may pass it. None: nobody may, if the server has a bound."""
+    """Seconds in a server's queue during which others may pass it; None: none may, if the server has a bound."""
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes."""
     output_ids: tuple[int, ...] = ()

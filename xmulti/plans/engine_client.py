@@ -54,7 +54,7 @@ class EngineClient:
             if asked.ended and not ended.done():
                 ended.set_result(asked.ended)
 
-        # the link uses numbers as ids; nobody was promised an end, so orders may let others pass for ever
+        # the link uses numbers as ids; a run of a plan promises no times, so others may pass without a limit
         asked = self._links[model].add(replace(request, seed=request.own_seed, arrival_s=0.0, slack_s=inf))
         asked.listeners.append(look)
         look()  # an engine that has failed ends it at once

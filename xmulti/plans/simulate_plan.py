@@ -60,8 +60,8 @@ def simulate_plan(
     """Replay the requests of a trace with a column `model`, or random ones at each model's rate; write their timeline.
 
     `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the columns of the
-    trace. `scale` decides whether its lengths are scaled to the models' contexts. `order` is
-    one of `REPLAYED`, by rankers with Kendall's tau `tau`; None: the order of the plan's method.
+    trace. `scale` decides whether its lengths are scaled to the models' contexts. `order` is one of
+    `plan_order.REPLAYED`; None: the order of the plan's method. `tau` is Kendall's tau of simulated rankers.
     """
     plan = read_plan_file(path)
     names = check_models(plan, f"'{path}'")

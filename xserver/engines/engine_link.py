@@ -280,7 +280,7 @@ class EngineLink:
             self._writer.write(framed(message))
 
     def _continue(self, output: Output) -> None:
-        """Send a sequence that another engine has begun; nobody may pass it any more."""
+        """Send a sequence that another engine has begun; no other may pass it any more."""
         self._send(replace(output.request, output_ids=tuple(output.tokens), slack_s=None))
 
     async def serve(

@@ -35,7 +35,7 @@ class EngineProcess:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables."""
     documents: Path = Path()
-    """The beginning of the paths of its documents."""
+    """The folder and the last part of the names of its documents' files: `folder/2` stands for `folder/plan-2.json`."""
     restarts = True
     """Whether it can be started again."""
     lost = False
