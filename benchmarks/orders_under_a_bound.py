@@ -4,32 +4,26 @@ Admission control decides as in a server. Its engine is a replica in simulated t
 come at about twice the rate that it sustains. Run as `python -m benchmarks.orders_under_a_bound`.
 """
 
-import asyncio
+import contextlib
 import math
 from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.simulated_server import SimulatedServer
 from xcore.arrays import Array
-from xcore.batching import Hints, Order, Sequence
+from xcore.batching import Order
 from xcore.orders import make_order
 from xcore.orders.noise import noisy_scores
 from xcore.orders.promised import Promised
 from xcore.policies.orca import OrcaControl
-from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.workload import task
 from xprofiler.roofline import roofline_profile
-from xserver.admission.admission_control import Admission
-from xserver.engines.engine_link import Output
 from xserver.http.api_error import ApiError
-from xsimulator.cost.cost_model import ReplicaCost
-from xsimulator.replay.event_queue import events
-from xsimulator.replay.record import Record
-from xsimulator.replay.replica import Replica, micro_batching_of
 
 TAU = 0.62
 """Kendall's tau of the ranker, as on LMSYS-Chat."""
@@ -52,86 +46,28 @@ _SCHEDULE = Schedule(
 )
 
 
-class Clock:
-    """A clock that its user sets."""
-
-    def __init__(self) -> None:
-        self.s = 100.0
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self.s
-
-
-class SimulatedServer:
-    """A server with a bound, whose engine runs in simulated time."""
-
-    def __init__(self, bound_s: float, order: Order, requests: int):
-        """Create an idle server for so many requests."""
-        schedule = replace(_SCHEDULE, latency_bound_s=bound_s)
-        self.clock, self.bound_s = Clock(), bound_s
-        self.present: list[Output] = []
-        self.admission = Admission(Opened(schedule, _PROFILE, None, (), 0.0), lambda: self.present, 1000, self.clock)
-        self.record = Record(requests, micro_batching_of(schedule).index, False)
-        cost = ReplicaCost.of(schedule, _PROFILE)
-        self.replica = Replica(schedule, cost, self.record, micro_batching_of(schedule), order=order, step_by_step=True)
-        self.running: dict[int, tuple[Sequence, Output]] = {}
-        self.due_s: dict[int, float] = {}
-        self._ended = 0
-
-    def run(self, until: float = math.inf) -> None:
-        """Let the engine run, and admission learn of its tokens."""
-        for now in events([self.replica], until):
-            self.clock.s = max(self.clock.s, now)
-            self.settle()
-            if self.admission.stepped():
-                self.admission._took_s = 0.0  # the table costs no simulated time
-                asyncio.run(self.admission.update())
-        if until < math.inf:
-            self.clock.s = until
-        self.settle()
-
-    def settle(self) -> None:
-        """Report the tokens and the ends so far."""
-        for served in self.record.served[self._ended :]:
-            _, output = self.running.pop(served.index)
-            output.tokens = [0] * served.output_tokens
-            self.present.remove(output)
-            self.admission.ended(output)
-        self._ended = len(self.record.served)
-        for sequence, output in self.running.values():
-            output.tokens += [0] * (sequence.generated - len(output.tokens))
-
-    def ask(self, index: int, arrival_s: float, lengths: tuple[int, int], most: int, score: float) -> None:
-        """Send a request; it may be refused."""
-        self.run(arrival_s)
-        try:
-            promise = self.admission.admit([(lengths[0], most)], arrival_s)
-        except ApiError:
-            return
-        hints = Hints(score=score, slack_s=promise.slack_s)
-        sequence = Sequence(index, lengths[0], most, arrival_s, lengths[1], hints=hints)
-        output = Output(Request(str(index), (1,) * lengths[0], most), due_s=promise.due_s)
-        self.running[index] = sequence, output
-        self.present.append(output)
-        self.due_s[index] = math.inf if promise.long else arrival_s + self.bound_s
-        self.replica.submit(sequence)
-
-
 def served(order: Order, bound_s: float, count: int, rate: float = 10.0, seed: int = 2) -> tuple[int, Array]:
-    """Serve requests of twice the rate that the engine sustains; the number of late ones, and latencies per token."""
+    """Serve requests of twice the rate that the engine sustains.
+
+    Returns:
+        The number of late requests, and the accepted requests' latencies in seconds per output token.
+    """
     rng, workload = np.random.default_rng(seed), _SCHEDULE.workload
-    arrivals = 100 + np.cumsum(rng.exponential(1 / rate, count))
-    inputs, outputs = workload.input.sample(count, rng), workload.output.sample(count, rng)
-    scores = noisy_scores([int(tokens) for tokens in outputs], TAU, seed)
-    server = SimulatedServer(bound_s, order, count)
-    for i, arrival_s in enumerate(arrivals.tolist()):
-        server.ask(i, arrival_s, (int(inputs[i]), int(outputs[i])), workload.output.max, float(scores[i]))
+    arrivals = np.cumsum(rng.exponential(1 / rate, count)).tolist()
+    inputs, outputs = (side.sample(count, rng).astype(int).tolist() for side in (workload.input, workload.output))
+    scores = noisy_scores(outputs, TAU, seed).tolist()
+    server = SimulatedServer(replace(_SCHEDULE, latency_bound_s=bound_s), _PROFILE, count, order)
+    due_s: dict[str, float] = {}
+    for i, arrival_s in enumerate(arrivals):
+        server.run(arrival_s)
+        request = Request(str(i), (1,) * inputs[i], workload.output.max)
+        with contextlib.suppress(ApiError):
+            promise = server.send(request, outputs[i], scores[i])
+            due_s[request.id] = math.inf if promise.long else arrival_s + bound_s
     server.run()
-    done = server.record.served
-    assert not server.present and len(done) == len(server.due_s)
-    late = sum(request.finish_s > server.due_s[request.index] for request in done)
-    return late, np.array([(request.finish_s - request.arrival_s) / request.output_tokens for request in done])
+    assert len(server.finished) == len(due_s)
+    late = sum(end_s > due_s[output.request.id] for output, end_s in server.finished)
+    return late, np.array([(end_s - output.added_s) / len(output.tokens) for output, end_s in server.finished])
 
 
 def main() -> None:

@@ -1,15 +1,13 @@
 """Admission control in front of an engine in simulated time: what becomes of many requests at once."""
 
-import asyncio
 import heapq
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.simulated_server import SimulatedServer
 from tests.xserver.admission.test_admission_control import PROFILE, SCHEDULE
-from xcore.batching import Sequence
-from xcore.batching.sequence import FINISHED
 from xcore.policies.chunked import ChunkedControl
 from xcore.policies.orca import OrcaControl
 from xcore.requests.engine_protocol import Opened
@@ -19,63 +17,18 @@ from xcore.traces.trace import parse_workload
 from xserver.admission.admission_control import Admission
 from xserver.engines.engine_link import Output
 from xserver.http.api_error import ApiError
-from xsimulator.cost.cost_model import ReplicaCost
-from xsimulator.replay.record import Record
-from xsimulator.replay.replica import Replica, micro_batching_of
 
 ORCA = OrcaControl(max_num_seqs=64, prefills_per_step=1)
 CHUNKED = ChunkedControl(max_num_seqs=64, max_num_batched_tokens=2048)
-TABLE_S = 0.1
 
 
-class Server:
-    """A replica whose iterations take what the replay says, behind admission control by the same clock."""
-
-    def __init__(self, schedule):
-        cost, micro_batching = ReplicaCost.of(schedule, PROFILE), micro_batching_of(schedule)
-        record = Record(5000, micro_batching.index, cost.encoder_decoder)
-        self.replica = Replica(schedule, cost, record, micro_batching, step_by_step=True)
-        self.s, self._next_table_s = 0.0, 0.0
-        self.running: dict[int, tuple[Output, Sequence]] = {}
-        self.finished: list[tuple[Output, float]] = []
-        opened = Opened(schedule, PROFILE, None, (), 0.0)
-        self.admission = Admission(opened, self._outputs, 1000, lambda: self.s)
-
-    def _outputs(self):
-        return [output for output, _ in self.running.values()]
-
-    def run_until(self, s):
-        while self.replica.next_event() <= s:
-            self.s = self.replica.next_event()
-            self.replica.act(self.s)
-            self._receive()
-        self.s = s
-
-    def _receive(self):
-        for number, (output, sequence) in list(self.running.items()):
-            if sequence.generated > len(output.tokens):
-                output.first_s, output.last_s = output.first_s or self.s, self.s
-                output.tokens = [0] * sequence.generated
-            if sequence.status is FINISHED:
-                del self.running[number]
-                self.admission.ended(output)
-                self.finished.append((output, self.s))
-        self.admission.stepped()
-        if self.s >= self._next_table_s:
-            self._next_table_s = self.s + TABLE_S
-            asyncio.run(self.admission.update())
-
-    def ask(self, number, input_tokens, output_tokens):
-        """Return the seconds after which a refused client is to retry; None: accepted."""
-        try:
-            promise = self.admission.admit([(input_tokens, output_tokens)], self.s)
-        except ApiError as error:
-            return int(error.headers["retry-after-ms"]) / 1000
-        request = Request(str(number), (1,) * input_tokens, output_tokens, ignore_eos=True)
-        sequence = Sequence(number, input_tokens, output_tokens, self.s, output_tokens)
-        self.running[number] = Output(request, added_s=self.s, due_s=promise.due_s), sequence
-        self.replica.submit(sequence)
-        return None
+def told_to_wait(server, number, input_tokens, output_tokens):
+    """Send a request of exactly so many tokens; the seconds until its client is to retry, None if accepted."""
+    try:
+        server.send(Request(str(number), (1,) * input_tokens, output_tokens, ignore_eos=True), output_tokens)
+    except ApiError as error:
+        return int(error.headers["retry-after-ms"]) / 1000
+    return None
 
 
 def burst(schedule, count=400, seed=0):
@@ -83,21 +36,21 @@ def burst(schedule, count=400, seed=0):
 
     Returns the times of the second ones with their acceptance, and the server.
     """
-    rng, server, retries = np.random.default_rng(seed), Server(schedule), []
+    rng, server, retries = np.random.default_rng(seed), SimulatedServer(schedule, PROFILE, count), []
     inputs, outputs = (
         side.sample(count, rng).astype(int).tolist() for side in (schedule.workload.input, schedule.workload.output)
     )
     for number in range(count):
-        server.run_until(1.0 + number * 5e-4)
-        told_s = server.ask(number, inputs[number], outputs[number])
+        server.run(1.0 + number * 5e-4)
+        told_s = told_to_wait(server, number, inputs[number], outputs[number])
         if told_s is not None:
-            heapq.heappush(retries, (server.s + told_s, number))
+            heapq.heappush(retries, (server.now_s + told_s, number))
     again = []
     while retries:
         s, number = heapq.heappop(retries)
-        server.run_until(s)
-        again.append((s - 1.0, server.ask(number, inputs[number], outputs[number]) is None))
-    server.run_until(server.s + 4 * schedule.latency_bound_s)
+        server.run(s)
+        again.append((s - 1.0, told_to_wait(server, number, inputs[number], outputs[number]) is None))
+    server.run(server.now_s + 4 * schedule.latency_bound_s)
     return again, server
 
 
@@ -122,7 +75,7 @@ def test_refused_clients_of_a_burst_are_accepted_when_they_come_again(bound_s):
 
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_replicas_prefill_at_the_same_time(replicas):
-    """As many waiting sequences on each replica delay the others as long as on one."""
+    """Waiting sequences on each of several replicas delay the others no longer than as many on one replica."""
     seconds = []
     for schedule in (SCHEDULE, replace(SCHEDULE, replicas=replicas)):
         waiting = [Output(Request(str(place), (1,) * 100, 50)) for place in range(4 * schedule.replicas)]
