@@ -87,10 +87,25 @@ class StartTable:
     made_s: float
     starts_s: tuple[float, ...]
     """Seconds from `made_s`, by place."""
-    gap_s: float | None
-    """Seconds between the starts of later places; None if those are beyond the horizon."""
     first: int
     """Index of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
+    round: int = 0
+    """Number of sequences that a full engine starts until the first of them has ended: the last places of the table."""
+    round_s: float | None = None
+    """Seconds between a start and the one a round later; None if later places are beyond the horizon."""
+
+    def start_s(self, place: int) -> float | None:
+        """Return the seconds from `made_s` until a place starts; None if that is beyond the horizon.
+
+        Places beyond the table repeat its last round: sequences that started together may also end together.
+        """
+        beyond = place - len(self.starts_s) + 1
+        if beyond <= 0:
+            return self.starts_s[place]
+        if self.round_s is None:
+            return None
+        rounds = -(-beyond // self.round)
+        return self.starts_s[place - rounds * self.round] + rounds * self.round_s
 
 
 class _Refused(Exception):
@@ -132,7 +147,7 @@ class Admission:
         self._pace = Pace(schedule, self._cost, opened.profile, now())
         self._acceptances = ArrivalRate(schedule.latency_bound_s or 1.0)
         self._retry, self._refusals = RetryAfter(schedule.latency_bound_s or 1.0), RecentRefusals()
-        self._table = StartTable(now(), (), None, 0)
+        self._table = StartTable(now(), (), 0)
         self._accepted = 0
         self._computing = False
         self._next_s = self._next_look_s = 0.0
@@ -368,11 +383,8 @@ class Admission:
         table, place = self._table, self._accepted + count - 1 - self._table.first
         if not table.starts_s:
             return self._now()
-        beyond = place - len(table.starts_s) + 1
-        if beyond > 0 and table.gap_s is None:
-            return None
-        start = table.starts_s[min(place, len(table.starts_s) - 1)] + max(0, beyond) * (table.gap_s or 0.0)
-        return max(self._now(), table.made_s + self.scale * start)
+        start = table.start_s(place)
+        return None if start is None else max(self._now(), table.made_s + self.scale * start)
 
     # ---- measurements ----
 
@@ -416,11 +428,11 @@ class Admission:
         self._computing = True
         standing, accepted = self._standing(), self._accepted
         try:
-            starts, gap, took_s = await asyncio.to_thread(self._timed_starts, standing)
+            (starts, *later), took_s = await asyncio.to_thread(self._timed_starts, standing)
         finally:
             self._computing = False
         waiting = sum(1 for row in standing if not row.generated)
-        self._table = StartTable(now, starts, gap, accepted - waiting)
+        self._table = StartTable(now, starts, accepted - waiting, *later)
         self._refusals.clear(now)
         usual_s, self._took_s = min(took_s, self._took_s), took_s  # one slow table doesn't stay for many seconds
         self._next_s = self._now() + max(_LEAST_S, usual_s / _CPU_SHARE)
@@ -436,14 +448,13 @@ class Admission:
             rows.append(Standing(*lengths, output.keys, output.held or 0))
         return rows
 
-    def _timed_starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None, float]:
+    def _timed_starts(self, standing: list[Standing]) -> tuple[tuple[tuple[float, ...], int, float | None], float]:
         """Return the results of `_starts`, and the CPU time that they took: the thread may also wait for a CPU."""
         begin_s = time.thread_time()
-        starts, gap = self._starts(standing)
-        return starts, gap, time.thread_time() - begin_s
+        return self._starts(standing), time.thread_time() - begin_s
 
-    def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:
-        """Return when each place of the queue starts, in seconds from now, and the gap between later places.
+    def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], int, float | None]:
+        """Return the starts, the round and its time of a `StartTable`.
 
         Only places that could still be in time are listed. Replicas take turns, so only one is simulated.
         """
@@ -454,14 +465,12 @@ class Admission:
         residents = self._schedule.control.of_kind("residents") or 64
         typical, capacity = round(self._inputs.mean), self._schedule.kv_blocks * self._schedule.block_size
         most = max(1, min(self._outputs_p99, capacity - typical))
-        free = max(0, residents - len(running) - len(waiting))
-        count = max(16, len(running), residents + free)
+        # Places in the first round may be free at once, or when sequences end that began earlier.
+        count = max(16, 2 * residents - len(waiting))
         beyond = [Standing(typical, most, self._lengths.supposed(n, 0, most)) for n in range(count)]
         after = continue_from(self._schedule, self._cost, [*running, *waiting, *beyond], self.bound_s)
         starts = [c.start_s for c in after[len(running) :] if c.start_s is not None]
         ordered = np.maximum.accumulate(starts) if starts else np.zeros(0)
-        whole = len(starts) == len(waiting) + len(beyond)
-        # The first places may be free at once: only a whole round of starts shows how fast the others become free.
-        last = count - 1 - free
-        gap = float(ordered[-1] - ordered[-1 - last]) / last / replicas if whole else None
-        return tuple(np.repeat(ordered, replicas).tolist()), gap
+        all_start = len(starts) == len(waiting) + len(beyond)
+        round_s = float(ordered[-1] - ordered[-1 - residents]) if all_start else None
+        return tuple(np.repeat(ordered, replicas).tolist()), residents * replicas, round_s

@@ -11,6 +11,7 @@ an accepted sequence isn't counted twice.
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -39,10 +40,22 @@ _MARKS = 8192
 class Pace:
     """The pace of one engine, beginning at the time `now_s` of the monotonic clock."""
 
-    def __init__(self, schedule: Schedule, cost: ReplicaCost, profile: Profile, now_s: float):
-        most = schedule.control.batch or 1
-        batches = sorted({*(2**i for i in range(most.bit_length())), most})
-        points = sorted(_steady(_filled(schedule, batch), cost, profile) for batch in batches)
+    def __init__(
+        self,
+        schedule: Schedule,
+        cost: ReplicaCost,
+        profile: Profile,
+        now_s: float,
+        points: Sequence[tuple[float, float, float]] | None = None,
+    ):
+        """Predict the pace. `points`, by load: sequences, seconds to the first token, and seconds per further token.
+
+        None: those of the schedule's steady states.
+        """
+        if points is None:
+            most = schedule.control.batch or 1
+            batches = sorted({*(2**i for i in range(most.bit_length())), most})
+            points = sorted(_steady(_filled(schedule, batch), cost, profile) for batch in batches)
         self._loads, *seconds = (np.array(values) for values in zip(*points, strict=True))
         first_s, token_s = (np.maximum.accumulate(values) for values in seconds)
         self._cost, self._input = cost, round(schedule.workload.input.mean)

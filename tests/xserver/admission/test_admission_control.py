@@ -264,7 +264,7 @@ def test_all_accepted_are_in_time_on_an_engine_that_is_as_predicted(bound_s, sha
 def admitting(present, bound_s):
     """Whether admission accepts an answer of so many tokens, and when it is due."""
     made = admission(present, bound_s=bound_s, **WIDE)
-    made._table = StartTable(100.0, (), None, 0)  # nothing ever waits
+    made._table = StartTable(100.0, (), 0)  # nothing ever waits
 
     def accept(tokens, s):
         made._clock.s = s
@@ -327,7 +327,7 @@ def retries_of(bound_s, goodput, seed):
     rng, outputs, pace = np.random.default_rng(seed), SCHEDULE.workload.output, admission([], **WIDE)._pace
     present, left, retried = [], {}, []
     made = admission(present, bound_s=bound_s, **WIDE)
-    made._table = StartTable(100.0, (), None, 0)
+    made._table = StartTable(100.0, (), 0)
     todo = []
     for begin_s, rate in ((100.0, 2 * goodput), (130.0, 0.6 * goodput)):
         arrivals = begin_s + np.cumsum(rng.exponential(1 / rate, round(30 * rate)))
@@ -475,7 +475,7 @@ def test_cached_tokens_save_at_most_a_mean_prompt():
 def test_one_slow_table_does_not_stay_for_long(monkeypatch):
     made = admission(outputs(16, 4))
     took = iter([0.001, 1.0, 0.001])
-    monkeypatch.setattr(made, "_timed_starts", lambda standing: (*made._starts(standing), next(took)))
+    monkeypatch.setattr(made, "_timed_starts", lambda standing: (made._starts(standing), next(took)))
     made._next_s = 0.0
     for _ in range(2):
         asyncio.run(made.update())

@@ -64,6 +64,15 @@ def test_several_rounds_of_residents_are_in_time(control):
     assert all(end_s <= output.added_s + 20.0 for output, end_s in server.finished)
 
 
+def test_sequences_that_start_together_also_end_together():
+    """The places of a third round start only when all of the second round end, which have started together."""
+    control = ChunkedControl(max_num_seqs=128, max_num_batched_tokens=36864)
+    schedule = replace(SCHEDULE, policy="chunked", control=control, kv_blocks=9000, latency_bound_s=2.0)
+    _, server = burst(replace(schedule, workload=parse_workload("40/16")))
+    assert len(server.finished) > 2 * 128
+    assert all(end_s <= output.added_s + 2.0 for output, end_s in server.finished)
+
+
 @pytest.mark.parametrize("bound_s", [3.0, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_refused_clients_of_a_burst_are_accepted_when_they_come_again(bound_s):
     schedule = replace(SCHEDULE, policy="chunked", control=CHUNKED, kv_blocks=6000, latency_bound_s=bound_s)
