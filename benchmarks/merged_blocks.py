@@ -153,8 +153,8 @@ def plain_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, c
 def tables_seconds(load: Load, split: bool, times: int) -> float:
     """Return the seconds to copy the sequences' tables of all layers into a batch's; merged layers share one."""
     shape = (CUT * load.spec.layers * load.spec.kv_heads, load.width) if split else (load.width,)
-    own = [torch.zeros(shape, dtype=torch.int32) for _ in range(load.batch)]
-    (seconds,) = in_turns([lambda: torch.stack(own)], times)
+    tables = [torch.zeros(shape, dtype=torch.int32) for _ in range(load.batch)]
+    (seconds,) = in_turns([lambda: torch.stack(tables)], times)
     return statistics.median(seconds)
 
 

@@ -323,8 +323,7 @@ def _run(
             again = rescheduler(plan.setting)
             engine, report = run_adapting(engine, directory, left, again, results.append)
         else:
-            own = (order, lambda request: of(request.id), preemption)
-            report = engine.run(left, results.append, None, *own)
+            report = engine.run(left, results.append, None, order, lambda request: of(request.id), preemption)
         slowdown = slowdown_between(before, slowdown_now(profile, engine.model, ranks))
         if results.file and not engine.leads:
             results.file.leave()

@@ -45,7 +45,7 @@ NVLINK = 400 / 900
 """An H800's NVLink over an H100's."""
 APPLICATIONS = 3000
 QUICK_APPLICATIONS, QUICK_LOADS = 600, ("3x",)
-"""What `--quick` runs, at the same rate."""
+"""Fewer applications at the same rate, for `--quick`."""
 CONTEXT = 1000
 """Tokens at which the seconds of a prompt's and of an output token are taken, for demands."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)

@@ -152,7 +152,7 @@ def measure(scenario: SeaLLMScenario) -> ScenarioResult:
     for name in [*RULES] if scenario.ablated else [*placed]:
         where = placed.get(name, placed[OURS])
         engines[name] = merged_engines(where.groups, history.by_name, RULES[name]) if where else None
-    figures = {name: figures_of(asked, replay_of(asked, own), own) if own else None for name, own in engines.items()}
+    figures = {name: figures_of(asked, replay_of(asked, of), of) if of else None for name, of in engines.items()}
     ours, where = engines[OURS], placed[OURS]
     if scenario.name == "load" and ours and where:
         figures[ALONE] = figures_of(asked, alone_replay(asked, where.groups, history, RULES[OURS]), ours)
@@ -171,16 +171,16 @@ def reproduce(
     scenarios = sweep_scenarios(quick) if sweeps else load_scenarios(quick)
     falling = sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
     tasks: list[SeaLLMScenario | RealLoad] = [*([] if sweeps else real_loads(quick)), *falling]  # the longest first
-    found: dict[SeaLLMScenario | RealLoad, ScenarioResult | RealComparison] = {}
+    results: dict[SeaLLMScenario | RealLoad, ScenarioResult | RealComparison] = {}
     with Processes() as processes:
         for first in range(0, len(tasks), AT_ONCE):
             progress(first, len(tasks))
             some = tasks[first : first + AT_ONCE]
-            found |= zip(some, processes.each(work, [(task,) for task in some]), strict=True)
-    measured = tuple(entry for each in scenarios if isinstance(entry := found[each], ScenarioResult))
+            results |= zip(some, processes.each(work, [(task,) for task in some]), strict=True)
+    measured = tuple(entry for each in scenarios if isinstance(entry := results[each], ScenarioResult))
     if sweeps:
         return SeaLLM(sweeps=measured)
-    compared = tuple(entry for entry in found.values() if isinstance(entry, RealComparison))
+    compared = tuple(entry for entry in results.values() if isinstance(entry, RealComparison))
     sizes = seallm_placement.QUICK_SIZES if quick else seallm_placement.SIZES
     return SeaLLM(measured, compared, placement_times(sizes))
 
@@ -211,10 +211,10 @@ def sections(result: SeaLLM) -> list[Section]:
             f"share in time by SLO scale, over each service's mean time alone, CV {USUAL:g}",
             ("requests/s", "system", *(f"{scale:g}x" for scale in SCALES)),
             tuple(
-                (figure_text(each.scenario.rate_seq_s), system, *map(percent_text, own.in_time_at))
+                (figure_text(each.scenario.rate_seq_s), system, *map(percent_text, figures.in_time_at))
                 for each in usual
                 for system in (*BASELINES, OURS)
-                if (own := each.systems[system])
+                if (figures := each.systems[system])
             ),
         ),
         seallm_arrivals.section(result.real),
@@ -241,31 +241,40 @@ def _services() -> Section:
 
 def _rows(measured: ScenarioResult) -> list[tuple[str, ...]]:
     scenario, rows = measured.scenario, []
-    for system, own in measured.systems.items():
+    for system, figures in measured.systems.items():
         head = (figure_text(scenario.rate_seq_s), f"{scenario.variation:g}", system)
-        if own is None:
+        if figures is None:
             rows.append((*head, *["–"] * 11, "no placement"))
             continue
-        parts = (own.normalised, own.waiting, own.first, own.normalised - own.waiting - own.first)
-        times = (own.tail_s, own.ttft_s, 1e3 * own.tpot_s)
-        counts = (percent_text(own.busy), f"{own.preemptions:,}", str(own.services_late), own.groups)
-        rows.append((*head, *map(figure_text, parts), percent_text(own.in_time), *map(figure_text, times), *counts))
+        parts = (
+            figures.normalised,
+            figures.waiting,
+            figures.first,
+            figures.normalised - figures.waiting - figures.first,
+        )
+        times = (figures.tail_s, figures.ttft_s, 1e3 * figures.tpot_s)
+        counts = (percent_text(figures.busy), f"{figures.preemptions:,}", str(figures.services_late), figures.groups)
+        rows.append((*head, *map(figure_text, parts), percent_text(figures.in_time), *map(figure_text, times), *counts))
     return rows
 
 
 def _sweep_rows(measured: ScenarioResult) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for system in (*BASELINES, OURS):
-        own = measured.systems[system]
-        cells = (figure_text(own.normalised), percent_text(own.in_time), figure_text(1e3 * own.tpot_s)) if own else None
+        figures = measured.systems[system]
+        cells = (
+            (figure_text(figures.normalised), percent_text(figures.in_time), figure_text(1e3 * figures.tpot_s))
+            if figures
+            else None
+        )
         rows.append((measured.scenario.name, system, *(cells or ("no placement", "–", "–"))))
     return rows
 
 
 def _targets(loads: tuple[ScenarioResult, ...]) -> list[str]:
     """Return sentences that compare our L_N and our order of the systems with the paper's."""
-    ours = [(each.scenario, own) for each in loads if (own := each.systems[OURS])]
-    missed = [scenario for scenario, own in ours if own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1]]
+    ours = [(each.scenario, figures) for each in loads if (figures := each.systems[OURS])]
+    missed = [scenario for scenario, figures in ours if figures.normalised >= LEVEL[0] or figures.in_time <= LEVEL[1]]
     where = ", ".join(f"{figure_text(s.rate_seq_s)}/s with CV {s.variation:g}" for s in missed)
     return [
         f"L_N is below 3, with over 90 % in time, in {len(ours) - len(missed)} of {len(loads)} loads"
@@ -275,33 +284,33 @@ def _targets(loads: tuple[ScenarioResult, ...]) -> list[str]:
         f"L_N rises from {' to '.join(TABLE_2)} in {sum(map(_in_order, loads))} of {len(loads)} loads (paper's Table "
         f"2: {', '.join(map(figure_text, TABLE_2.values()))}).",
         *(
-            f"SeaLLM's L_N is no higher than {name}'s in {_count(loads, (name,), lambda own: own.normalised)}."
+            f"SeaLLM's L_N is no higher than {name}'s in {_count(loads, (name,), lambda figures: figures.normalised)}."
             for name in ORDERS
         ),
-        f"SeaLLM's TPOT is no higher than AlpaServe's in {_count(loads, ('AlpaServe',), lambda own: own.tpot_s)}.",
+        f"SeaLLM's TPOT is no higher than AlpaServe's in {_count(loads, ('AlpaServe',), lambda ours: ours.tpot_s)}.",
     ]
 
 
 def _bursts(loads: tuple[ScenarioResult, ...], missed: list[SeaLLMScenario]) -> list[str]:
     """Return how many of the missed scenarios are missed even if each service runs alone."""
-    alone = [own for each in loads if each.scenario in missed and (own := each.systems.get(ALONE))]
+    alone = [figures for each in loads if each.scenario in missed and (figures := each.systems.get(ALONE))]
     if not alone:
         return []
-    late = sum(own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1] for own in alone)
+    late = sum(figures.normalised >= LEVEL[0] or figures.in_time <= LEVEL[1] for figures in alone)
     return [f"In {late} of the other {len(alone)}, this is missed even if services share GPUs with idle services only."]
 
 
 def _in_order(measured: ScenarioResult) -> bool:
     """Return whether the systems with a placement are in the order of the paper's Table 2."""
-    reached = [own.normalised for name in TABLE_2 if (own := measured.systems[name])]
+    reached = [figures.normalised for name in TABLE_2 if (figures := measured.systems[name])]
     return reached == sorted(reached)
 
 
 def _firsts(measured: tuple[ScenarioResult, ...]) -> list[str]:
     """Return how often SeaLLM is better than all baselines."""
     by: dict[str, Callable[[Figures], float]] = {
-        "L_N": lambda own: own.normalised,
-        "share in time": lambda own: -own.in_time,
+        "L_N": lambda figures: figures.normalised,
+        "share in time": lambda figures: -figures.in_time,
     }
     return [
         f"SeaLLM is ahead of all baselines by {what} in {_count(measured, BASELINES, of)}." for what, of in by.items()
@@ -311,7 +320,7 @@ def _firsts(measured: tuple[ScenarioResult, ...]) -> list[str]:
 def _count(measured: tuple[ScenarioResult, ...], others: tuple[str, ...], of: Callable[[Figures], float]) -> str:
     """Return in how many scenarios SeaLLM's figure is at most that of every other system that has a figure."""
     beats = [
-        all(of(ours) <= of(own) for name in others if (own := each.systems[name]))
+        all(of(ours) <= of(figures) for name in others if (figures := each.systems[name]))
         for each in measured
         if (ours := each.systems[OURS]) and others[-1] in each.systems
     ]
@@ -322,20 +331,22 @@ def _gains(loads: tuple[ScenarioResult, ...]) -> list[str]:
     """Return the largest factors, next to the paper's."""
     notes = []
     for system, published in PAPER.items():
-        pairs = [(own, ours) for each in loads if (own := each.systems.get(system)) and (ours := each.systems[OURS])]
+        pairs = [
+            (figures, ours) for each in loads if (figures := each.systems.get(system)) and (ours := each.systems[OURS])
+        ]
         if not pairs:
             notes.append(f"{system} has no placement.")
             continue
         factors = (
-            max(own.normalised / ours.normalised for own, ours in pairs),
-            max(own.tail_s / ours.tail_s for own, ours in pairs),
-            max(ours.in_time / own.in_time for own, ours in pairs),
+            max(figures.normalised / ours.normalised for figures, ours in pairs),
+            max(figures.tail_s / ours.tail_s for figures, ours in pairs),
+            max(ours.in_time / figures.in_time for figures, ours in pairs),
         )
         texts = ", ".join(
-            f"{what} {figure_text(own)}" + ("" if theirs is None else f" ({theirs:g})")
-            for what, own, theirs in zip(("L_N", "99 %", "in time"), factors, published, strict=True)
+            f"{what} {figure_text(factor)}" + ("" if theirs is None else f" ({theirs:g})")
+            for what, factor, theirs in zip(("L_N", "99 %", "in time"), factors, published, strict=True)
         )
-        ttft = max(own.ttft_s / ours.ttft_s for own, ours in pairs)
+        ttft = max(figures.ttft_s / ours.ttft_s for figures, ours in pairs)
         notes.append(f"Largest factors over {system} (paper): {texts}; TTFT {figure_text(ttft)}.")
     return [*notes, "The paper's TTFT is at most 51.98 times shorter than a baseline's."]
 
@@ -346,10 +357,10 @@ def _blocks() -> Section:
     for pair in PAIRS:
         specs = [builtin_model(llm) for llm in pair]
         sizes = [kv_block(spec) for spec in specs]
-        (own, _), merged = sizes[0], merged_bytes(sizes)
-        slots, heads = merged // own, specs[0].layers * specs[0].kv_heads
+        (block, _), merged = sizes[0], merged_bytes(sizes)
+        slots, heads = merged // block, specs[0].layers * specs[0].kv_heads
         overhead = sharing_overhead([size for size, _ in sizes]) - 1
-        cells = (percent_text(1 - slots * own / merged), percent_text(overhead), "2", f"{heads:,}")
+        cells = (percent_text(1 - slots * block / merged), percent_text(overhead), "2", f"{heads:,}")
         rows.append((f"{pair[0]} beside {pair[1]}", str(slots), *cells))
     return Section(
         "KV blocks of two LLMs over one memory",

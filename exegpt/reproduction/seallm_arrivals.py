@@ -131,8 +131,8 @@ def compare(load: RealLoad) -> RealComparison:
         "MuxServe": mux_engines(past),
     }
     systems = {
-        name: figures_of(traffic.asked, replay_of(traffic.asked, own), own) if own else None
-        for name, own in engines.items()
+        name: figures_of(traffic.asked, replay_of(traffic.asked, of), of) if of else None
+        for name, of in engines.items()
     }
     kinds: dict[str, Callable[[], Replacements]] = {
         "fixed": lambda: fixed(traffic),
@@ -165,23 +165,23 @@ def section(compared: Sequence[RealComparison]) -> Section:
 def _rows(compared: RealComparison) -> list[tuple[str, ...]]:
     names = {"fixed": f"{OURS}-A", "adaptive": OURS, "restart": f"{OURS}, restart"}
     rows = []
-    entries = [(name, own, None) for name, own in compared.systems.items()]
-    for name, own, changes in [*entries, *((names[kind], r.figures, r) for kind, r in compared.replaced.items())]:
+    entries = [(name, figures, None) for name, figures in compared.systems.items()]
+    for name, figures, changes in [*entries, *((names[kind], r.figures, r) for kind, r in compared.replaced.items())]:
         head = (compared.load.arrivals, figure_text(compared.load.rate_seq_s), name)
-        if own is None:
+        if figures is None:
             rows.append((*head, *["–"] * 6, "no placement", "–"))
             continue
-        times = (own.tail_s, own.ttft_s, 1e3 * own.tpot_s)
-        cells = (figure_text(own.normalised), percent_text(own.in_time), *map(figure_text, times))
+        times = (figures.tail_s, figures.ttft_s, 1e3 * figures.tpot_s)
+        cells = (figure_text(figures.normalised), percent_text(figures.in_time), *map(figure_text, times))
         ends = changes.intervals_s if changes else ()
         text = f"{len(ends)} of {ends[0]:.0f} to {ends[-1]:.0f}" if ends else "–"
-        rows.append((*head, *cells, percent_text(own.busy), text, str(changes.moved) if changes else "–"))
+        rows.append((*head, *cells, percent_text(figures.busy), text, str(changes.moved) if changes else "–"))
     return rows
 
 
 def _ahead(compared: RealComparison) -> bool:
     ours = compared.replaced["adaptive"].figures.normalised
-    return all(ours <= own.normalised for own in compared.systems.values() if own)
+    return all(ours <= figures.normalised for figures in compared.systems.values() if figures)
 
 
 def _factors(compared: Sequence[RealComparison]) -> list[str]:
@@ -190,9 +190,9 @@ def _factors(compared: Sequence[RealComparison]) -> list[str]:
     for name in (*BASELINES, f"{OURS}-A"):
         factors = []
         for each in compared:
-            own = each.replaced["fixed"].figures if name not in each.systems else each.systems[name]
-            if own:
-                factors.append(own.normalised / each.replaced["adaptive"].figures.normalised)
+            figures = each.replaced["fixed"].figures if name not in each.systems else each.systems[name]
+            if figures:
+                factors.append(figures.normalised / each.replaced["adaptive"].figures.normalised)
         if factors:
             low, high = min(factors), max(factors)
             notes.append(f"{name}'s L_N is {figure_text(low)} to {figure_text(high)} times {OURS}'s.")
