@@ -4,6 +4,8 @@ import itertools
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.xcore.small_specs import profile
 from tests.xscheduler.test_rates import Tabled, Told, asked, space_of
@@ -192,3 +194,19 @@ def test_requests_have_the_workloads_mean_output():
     search = OpenSearch(asked(), [], None)
     assert search.problem.load.workload == Workload.fixed(20, 10)
     assert search._rate(45.0) == 4.5
+
+
+@given(st.lists(st.floats(0.1, 2.0), min_size=6, max_size=6), st.integers(0, 6), st.sampled_from([None, 0.3, 1.2]))
+def test_without_a_bound_on_queues_the_largest_batch_that_holds_at_its_throughput_is_tried(steps, held, lead):
+    """Larger batches have more throughput and longer tokens; beside every batch."""
+    space, steady = space_of("batches", sizes=(6,)), dict(zip(range(6), itertools.accumulate(steps), strict=True))
+    goodputs = {(place,): math.inf if place < held else 0.0 for place in range(6)}
+    search, meter = search_of({space: goodputs}, {(place,): rate for place, rate in steady.items()})
+    known = Lead(space, (2,), None, 9.0, lead) if lead else None
+    found = search._saturated(space, 5, (), known)
+    assert {rate for _, rate, _ in meter.seen} <= set(steady.values())
+    best = max((steady[place] for place in range(held)), default=0.0)
+    if best <= (lead or 0.0):
+        assert found is known
+    else:
+        assert (found.point, found.goodput, found.steady) == ((held - 1,), best, best)
