@@ -84,7 +84,12 @@ def alone(setting):
     [
         (CHAT_MODEL, ("chunked",), {"ttft_s": 1.0, "tpot_s": 0.04, **BUDGET}),
         pytest.param(CHAT_MODEL, ("chunked",), {"ttft_s": 1.0, "tpot_s": 0.04}, marks=pytest.mark.slow),
-        (("llama-3.1-8b", "L40S", "1024/128", None), ("orca", "waa-m"), {"latency_bound_s": 4.0}),
+        pytest.param(
+            ("llama-3.1-8b", "L40S", "1024/128", None),
+            ("orca", "waa-m"),
+            {"latency_bound_s": 4.0},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_throughput_never_falls_with_more_devices_of_a_node(case, policies, bounds):

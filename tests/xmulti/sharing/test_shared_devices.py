@@ -150,7 +150,6 @@ def test_a_replay_of_one_models_requests_leaves_the_others_out(plan, demands):
     assert devices and devices <= set(plan.models[1].devices)
 
 
-@pytest.mark.slow
 def test_goodput_is_where_one_more_step_would_miss(plan, demands):
     by_name = {demand.name: demand for demand in demands}
     unit = plan.units[0]
@@ -254,7 +253,9 @@ def block_sizes(unit):
     return [block_of(m.schedule.model.spec, m.schedule.block_size, m.schedule.kv_dtype) for m in unit]
 
 
-@pytest.mark.parametrize(("method", "by"), [("seallm", "priority"), ("alpaserve", "time")])
+@pytest.mark.parametrize(
+    ("method", "by"), [("seallm", "priority"), pytest.param("alpaserve", "time", marks=pytest.mark.slow)]
+)
 def test_models_in_seallms_groups_take_merged_blocks_of_all_their_memory(planned, method, by):
     """A model may have as many blocks as all of a unit's memory holds, where its neighbours take none."""
     unit = shared_unit(planned(method))
@@ -269,7 +270,6 @@ def test_models_in_seallms_groups_take_merged_blocks_of_all_their_memory(planned
         assert schedule.kv_blocks <= pool.total < 1.02 * schedule.kv_blocks
 
 
-@pytest.mark.slow
 def test_groups_are_judged_by_replays_under_their_own_rule(demands):
     """On one device, of models that ask for more than it has: whose requests are late depends on whose turn it is."""
     loaded = [replace(demand, rate_seq_s=4 * demand.rate_seq_s) for demand in demands]

@@ -392,11 +392,11 @@ def test_a_bound_is_broken_after_its_time_and_not_at_it():
     assert missed.broken(3.0 + 1e-9) and watch.missed.tolist() == [1, 0, 0]
 
 
-@pytest.mark.parametrize(("finish_s", "broken"), [(1.9, False), (2.1, True)])
-def test_seconds_per_token_have_a_bound_of_their_own(finish_s, broken):
-    """Eleven tokens, the first at 1 s: a tenth of a second each, whatever the other bounds are."""
+@pytest.mark.parametrize(("tokens", "finish_s", "broken"), [(11, 1.9, False), (11, 2.1, True), (2, 1.2, True)])
+def test_seconds_per_token_have_a_bound_of_their_own(tokens, finish_s, broken):
+    """The first token comes at 1 s, and each other one may take a tenth of a second, whatever the other bounds are."""
     watch = Watch(np.array([9.0, 0.1, 9.0]), np.zeros(3), np.zeros(3))
     record = Record(1, MicroBatching(1).index, False)
-    missed = _Missed([RequestLengths(10, 11, 0.0)], [1], record, watch)
-    record.served.append(RequestTimes(0, 10, 11, 0.0, 0.5, 1.0, finish_s))
+    missed = _Missed([RequestLengths(10, tokens, 0.0)], [1], record, watch)
+    record.served.append(RequestTimes(0, 10, tokens, 0.0, 0.5, 1.0, finish_s))
     assert missed.broken(finish_s) == broken and watch.missed.tolist() == [0, int(broken), 0]
