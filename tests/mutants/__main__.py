@@ -78,9 +78,10 @@ def judge(tree: Path, mutants: list[Mutant]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for mutant in mutants:
         files, tests = tests_of(mutant.path, tree)
-        key = " ".join(tests)
-        limits[key] = limits.get(key) or limit(tree, tests)
-        outcome = "killed" if killed(tree, mutant, files + tests, limits[key]) else "survived"
+        of_each = {" ".join(some): some for some in (files, tests) if some}
+        limits |= {key: limit(tree, some) for key, some in of_each.items() if key not in limits}
+        cpu_s = sum(limits[key] for key in of_each)
+        outcome = "killed" if killed(tree, mutant, files + tests, cpu_s) else "survived"
         if (mutant.path, mutant.before, mutant.after) in equivalent:
             outcome = "listed wrongly" if outcome == "killed" else "equivalent"
         counts[outcome] += 1

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.mutants import judges
-from tests.mutants.judges import LONG, TESTS
+from tests.mutants.judges import BESIDE, LONG, TESTS
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = yaml.safe_load((ROOT / "tests/mutants/equivalent.yaml").read_text(encoding="utf-8"))
@@ -45,8 +45,19 @@ def test_the_tests_that_judge_are_there_and_so_are_the_modules(start):
     assert len(others) == len(set(others)) and not set(others) & set(LONG)
 
 
+@pytest.mark.parametrize("start", BESIDE)
+def test_tests_of_other_folders_judge_the_modules_that_they_see_first_and_once(start):
+    modules = [path.relative_to(ROOT).as_posix() for path in ROOT.glob(f"{start}*.py")]
+    assert modules, "no such module"
+    for module in modules:
+        own, others = judges.tests_of(module)
+        named = [f"tests/{name}" for name in BESIDE[start].split()]
+        assert set(named) <= set(own) and all((ROOT / name).is_file() for name in named)
+        assert len({*own, *others}) == len(own) + len(others)
+
+
 @pytest.mark.parametrize("path", LONG)
-def test_a_long_test_judges_the_module_of_its_name_alone_and_first(path):
+def test_a_long_test_judges_the_module_of_its_name_first_and_no_folder(path):
     module = f"{Path(path).relative_to('tests').parent}/{Path(path).stem.removeprefix('test_')}.py"
     assert (ROOT / path).is_file() and (ROOT / module).is_file()
     assert judges.tests_of(module)[0] == [path]
