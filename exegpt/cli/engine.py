@@ -18,6 +18,7 @@ class EngineCommandOptions(ServedOptions):
     model: str | None = option(None, "The model's directory.", "-m")
     plan: Path | None = option(None, "With --unit: a plan whose models share devices.")
     unit: int = option(0, "The index of the unit in the plan.")
+    promises: bool = option(False, "With --unit: keep the models' latency bounds, where that is possible.")
     report_speed: bool = option(False, "Measure the layers again when the engine ends.")
 
 
@@ -40,6 +41,7 @@ def engine(options: EngineCommandOptions) -> None:
             options.report_speed,
             options.order,
             plan_rankers(options.ranker),
+            options.promises,
         )
         with job() as ranks:
             return serving_unit.serve(unit, ranks)

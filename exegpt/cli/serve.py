@@ -12,7 +12,7 @@ from exegpt.cli.key_files import ADMIN_TOKEN, API_KEY, keys, node_token
 from exegpt.options.option_record import command, option, option_name, option_words, typed_options
 from exegpt.options.served import OneModelOptions, ServedOptions
 from exegpt.options.shared_options import PLUGIN
-from exegpt.options.values import directories, only_model
+from exegpt.options.values import directories, only_model, plan_rankers
 from xcore.console.output import LOG_FORMAT
 from xcore.errors import InputError
 from xcore.frozen_heap import imports
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from xserver.nodes.node_link import NodeAddress
 
 _TOKEN_FILE = "--node-token-file"
+_OF_ORDER = {"order", "ranker"}
+"""Options of a single model that a plan takes too."""
 _REPLAN_AFTER = "1m"
 """Default of --replan-after: a burst is over by then, and starting a new engine takes some seconds."""
 
@@ -135,6 +137,8 @@ def serve(options: ServeOptions) -> int:
 
     Example: exegpt serve --model DIR --latency-bound 5s --workload 512/128
 
+    Example: exegpt serve --plan plan.json --order learned --ranker chat=chat.npz --ranker code=code.npz
+
     Example: exegpt serve --plan plan.json --node 0=local --node 1=10.0.0.2:8100 --node-token-file token
     """
     from xrunner.comm.ranks import ranks_started
@@ -232,23 +236,32 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     """Return the engines of a plan."""
     from exegpt.cli.node_addresses import node_addresses
     from xmulti.serving.planned_units import in_places, planned_units, read_plan, with_directories
+    from xmulti.serving.ranked_order import order_flags, ranked_order
+    from xmulti.sharing.plan_order import RUN, check_order
     from xrunner.comm.ranks import ranks_started
 
     of_residency = {"graphs", "knob"} if options.resident else set()
     for name in typed_options(options, PlanDeterminedOptions):
-        if name not in of_residency:
+        if name not in of_residency | _OF_ORDER:
             raise InputError(f"The plan determines {option_name(name)}: leave it or --plan out.")
     if ranks_started() > 1:
         raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
+    check_order(options.order, RUN)
     at, addresses = node_addresses(options.node)
     if options.node_token_file and not addresses:
         raise InputError(f"{_TOKEN_FILE} is for launchers: pass --node NODE=HOST:PORT too, or leave it out.")
     plan = read_plan(path, directories(options.model), at)
     token = node_token(options.node_token_file, _TOKEN_FILE) if addresses else None
+    rankers = plan_rankers(options.ranker)
+    if options.order and addresses:
+        raise InputError(
+            f"--order {options.order} is for engines on this machine, but --node names launchers: leave one out."
+        )
+    ranked_order(options.order, rankers, {model.name: str(model.directory) for model in plan.models})
     passed_on = typed_options(options, ServedOptions)
-    for name in ("threads", *of_residency):  # each engine has its part of the threads
+    for name in ("threads", *of_residency, *_OF_ORDER):  # each engine has its part of the threads, and its rankers
         passed_on.pop(name, None)
-    flags = _words(passed_on)
+    flags, of_unit = _words(passed_on), partial(order_flags, options.order, rankers)
     in_use = {model.name: str(model.directory) for model in plan.models}
 
     current = plan
@@ -258,9 +271,9 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
         nonlocal current
         followed = with_directories(asked, in_use, "The plan", at)
         current = in_places(followed, current)
-        return followed, planned_units(current, flags, options.threads, at)
+        return followed, planned_units(current, flags, options.threads, at, of_unit, promises=True)
 
-    units = planned_units(plan, flags, options.threads, at)
+    units = planned_units(plan, flags, options.threads, at, of_unit, promises=True)
     # Engines measure a new machine when they start. On the cores of one CPU, they would disturb each other.
     starts = 1 if plan.cluster.is_cpu else len(units)
     if options.resident:

@@ -6,7 +6,8 @@ longer than the prediction for all earlier requests, so the request starts in ti
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import count
 
 from xcore.batching import Order, Sequence
 from xcore.orders.promoting import Promoting
@@ -18,26 +19,29 @@ class Promised(Promoting):
     A preempted sequence is promoted at once, and so is one without a slack.
     """
 
-    def __init__(self, order: Order):
+    def __init__(self, order: Order, arrivals: Iterator[int] | None = None):
+        """Wrap an order. `arrivals` numbers all sequences; models that share devices have the same, so that they agree.
+
+        None: this order numbers its own.
+        """
         super().__init__(order)
+        self._together = arrivals is not None
+        self._arrivals = count() if arrivals is None else arrivals
         self._places: dict[int, int] = {}
         """Places by arrival of all sequences, by index."""
-        self._arrivals = 0
-        """Number of sequences so far."""
         self._ends: list[tuple[float, int, Sequence]] = []
         """A heap of the times at which slacks end; entries of sequences that left meanwhile are skipped."""
 
     def fresh(self) -> "Promised":
         """Return the same order without any history."""
-        return Promised(self._fresh_inner())
+        return Promised(self._fresh_inner(), self._arrivals if self._together else None)
 
     def wait(self, sequence: Sequence, now: float) -> None:
         """Let the sequence's slack begin, or promote a preempted one."""
         slack_s = sequence.hints.slack_s or 0.0
         known, index = sequence.index in self._places, sequence.index
         if not known:
-            self._arrivals += 1
-            self._places[index] = self._arrivals
+            self._places[index] = next(self._arrivals)
         if known or slack_s <= 0:
             self._promoted[index] = self._places[index]
         else:

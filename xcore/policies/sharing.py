@@ -7,7 +7,7 @@ them, one after the other.
 from collections.abc import Sequence as Items
 from typing import Protocol, TypeVar
 
-from xcore.batching import Ledger, Sequence
+from xcore.batching import FollowingOrder, Ledger, Sequence
 from xcore.policies.one_phase import OnePhasePolicy
 
 
@@ -208,7 +208,12 @@ class FirstComeSharing(TimeSharing):
 def _turn(tenant: Tenant, first: Sequence, now: float) -> object:
     """Return the key by which a model's first prompt is compared with those of other models."""
     waiting = tenant.ledger.waiting
-    return first.arrival_s if waiting.by_arrival else waiting.order.key(first, now)
+    if waiting.by_arrival:
+        return first.arrival_s
+    order, key = waiting.order, waiting.order.key(first, now)
+    if isinstance(order, FollowingOrder) and order.grouped:
+        return order.group_key(order.group(first)), key
+    return key
 
 
 def _if_it_can_prefill(unit: Unit[TenantT], turns: list[tuple[object, int]], now: float) -> TenantT | None:

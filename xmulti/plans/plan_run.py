@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,7 +14,7 @@ from xcore.document import fingerprint, to_dict
 from xcore.errors import InputError
 from xcore.files import check_distinct, check_output
 from xcore.requests.request import Request, Result
-from xcore.specs.cluster_plan import Plan, PlannedModel, Unit
+from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes, latencies, percentiles
 from xcore.specs.workload import RequestLengths
@@ -22,7 +23,7 @@ from xmulti.applications.planned_application import plan_application
 from xmulti.plans.engine_client import EngineClient, together
 from xmulti.plans.plan_requests import read_plan_requests
 from xmulti.serving.planned_units import planned_units, read_plan
-from xmulti.serving.ranked_order import RankedOrder, ranked_order
+from xmulti.serving.ranked_order import RankedOrder, order_flags, ranked_order
 from xmulti.serving.replica_links import replica_links
 from xmulti.serving.started import started
 from xmulti.sharing.call_replay import replay_calls
@@ -62,16 +63,6 @@ class PlanRunOptions:
         """Flags of `exegpt engine`."""
         given = {"--device": self.device, "--attention": self.attention}
         return [*(word for option, value in given.items() if value for word in (option, value)), "--pinned"]
-
-    def order_flags(self, unit: Unit) -> list[str]:
-        """Return the flags of `exegpt engine` for the order of a unit's requests."""
-        if self.order is None:
-            return []
-        alone = len(unit) == 1
-        files = [
-            str(self.rankers[m.name]) if alone else f"{m.name}={self.rankers[m.name]}" for m in unit if self.rankers
-        ]
-        return ["--order", self.order, *(word for file in files for word in ("--ranker", file))]
 
 
 @dataclass(frozen=True)
@@ -120,7 +111,8 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
         check_left(options.out, options.resume)
     plan = read_plan(options.plan, options.directories)
     work = _work(options, plan)
-    units = planned_units(plan, [*options.flags, "--report-speed"], options.threads, None, options.order_flags)
+    of_unit = partial(order_flags, options.order, options.rankers)
+    units = planned_units(plan, [*options.flags, "--report-speed"], options.threads, None, of_unit)
     starts = 1 if plan.cluster.is_cpu else len(units)  # engines that measure a machine do so one after the other
     with ExitStack() as stack:
         file = None

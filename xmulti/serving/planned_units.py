@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from xcore import document
@@ -15,7 +16,9 @@ from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel, Unit
 from xcore.specs.model import ModelSpec
 from xcore.usable_cpus import usable_cpus
-from xserver.engines.unit_options import EngineUnitOptions, NodePlace, UnitModel, visible_devices
+from xmulti.serving.shared_admission import UnitAdmissions
+from xmulti.serving.unit_bounds import keeps_bounds
+from xserver.engines.unit_options import PROMISES, EngineUnitOptions, NodePlace, UnitModel, visible_devices
 
 
 @dataclass(frozen=True)
@@ -194,11 +197,12 @@ def planned_units(
     threads: int | None,
     nodes: NodesInUse | None = None,
     order_flags: Callable[[Unit], Sequence[str]] = lambda _: (),
+    promises: bool = False,
 ) -> tuple[EngineUnitOptions, ...]:
     """Return the engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`.
 
     `order_flags` are those of a unit on this machine for the order of its requests. `threads` are those of a CPU
-    device; None: an equal share of the node's cores.
+    device; None: an equal share of the node's cores. `promises`: models that share devices keep their latency bounds.
     """
     places = {model.key: place for place, model in enumerate(plan.models)}
     local = (nodes or NodesInUse()).local
@@ -209,13 +213,14 @@ def planned_units(
         if node != local:
             at = NodePlace(node, local_devices(first, plan.cluster), in_use[node], number)
             typed = [*flags, *(["--threads", str(threads)] if threads else [])]
-            units.append(_launched(plan, unit, places, typed, at))
+            units.append(_launched(plan, unit, places, typed, at, promises and keeps_bounds(unit)))
             continue
         arguments = [*flags, *order_flags(unit), "--threads", str(threads or max(1, usable_cpus() // in_use[node]))]
         if len(unit) == 1:
             units.append(unit_alone(first, places[first.key], arguments, plan.cluster))
             continue
-        arguments = ["--unit", str(number), *arguments]
+        bounded = promises and keeps_bounds(unit)
+        arguments = ["--unit", str(number), *arguments, *([PROMISES] if bounded else [])]
         environment, follows = _environment(unit, plan.cluster), tuple(map(_follows, unit))
         units.append(
             EngineUnitOptions(
@@ -225,6 +230,7 @@ def planned_units(
                 len(first.devices),
                 environment,
                 follows,
+                admissions=partial(UnitAdmissions, unit) if bounded else None,
             )
         )
     return tuple(units)
@@ -238,12 +244,19 @@ def _unit_models(unit: Unit, places: _Places) -> tuple[UnitModel, ...]:
     return tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.key]) for m in unit)
 
 
-def _launched(plan: Plan, unit: Unit, places: _Places, flags: Sequence[str], at: NodePlace) -> EngineUnitOptions:
+def _launched(
+    plan: Plan, unit: Unit, places: _Places, flags: Sequence[str], at: NodePlace, bounded: bool
+) -> EngineUnitOptions:
     """Return an engine that the launcher of another node starts."""
     documents: dict[str, Spec] = {"--schedule": unit[0].schedule} if len(unit) == 1 else {"--plan": plan}
-    follows = tuple(map(_follows, unit))
     return EngineUnitOptions(
-        _unit_models(unit, places), tuple(flags), documents, len(at.devices), follows=follows, at=at
+        _unit_models(unit, places),
+        (*flags, *([PROMISES] if bounded else [])),
+        documents,
+        len(at.devices),
+        follows=tuple(map(_follows, unit)),
+        at=at,
+        admissions=partial(UnitAdmissions, unit) if bounded else None,
     )
 
 

@@ -9,6 +9,7 @@ from xcore.batching import Hints
 from xcore.errors import InputError
 from xcore.orders.ranker import Ranker
 from xcore.requests.request import Request
+from xcore.specs.cluster_plan import Unit
 from xcore.tokenizer import load_tokenizer
 from xmulti.sharing.plan_order import RUN, PlanOrder, check_order
 from xscheduler.ordering import prompt_scores
@@ -33,12 +34,21 @@ class RankedOrder:
         """Return the function that gives a model's requests their hints; None: the order needs none."""
         if not self.rankers:
             return None
-        return lambda request: Hints(score=self.scores(model, [request])[0])
+        return lambda request: Hints(score=self.scores(model, [request])[0], slack_s=request.slack_s)
 
     def replayed(self, requests: Mapping[str, Sequence[Request]]) -> PlanOrder:
         """Return the order for a replay of these requests."""
         scores = {model: self.scores(model, rows) for model, rows in requests.items()} if self.rankers else {}
         return PlanOrder(self.order.name, scores, self.order.reference)
+
+
+def order_flags(name: str | None, rankers: Mapping[str, Path], unit: Unit) -> list[str]:
+    """Return the flags of `exegpt engine` for the order of a unit's requests."""
+    if name is None:
+        return []
+    alone = len(unit) == 1
+    files = [str(rankers[m.name]) if alone else f"{m.name}={rankers[m.name]}" for m in unit if rankers]
+    return ["--order", name, *(word for file in files for word in ("--ranker", file))]
 
 
 def ranked_order(

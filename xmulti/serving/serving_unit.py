@@ -4,9 +4,10 @@ Rank 0 of the job connects to the frontend for each model.
 """
 
 import select
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from xcore.console import output
 from xcore.errors import InputError
 from xcore.files import model_directory
 from xcore.frozen_heap import frozen_heap
+from xcore.orders.promised import Promised
 from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel
@@ -23,6 +25,7 @@ from xcore.specs.profile import Profile
 from xmulti.rank.multiprocessors import Unavailable, streams_on_shares
 from xmulti.rank.rank_unit import RankUnit
 from xmulti.serving.ranked_order import RankedOrder, ranked_order
+from xmulti.serving.unit_bounds import check_bounds, keeps_bounds
 from xmulti.sharing.unit_loads import order_of
 from xprofiler.present_speed import speed_now
 from xprofiler.profiles import measured_profile, profile_text
@@ -58,6 +61,8 @@ class UnitProcessOptions:
     """The order of requests, one of `plan_order.RUN`; None: that of the plan's method."""
     rankers: Mapping[str, Path] = field(default_factory=dict)
     """The files of the models' rankers, for the learned order."""
+    promises: bool = False
+    """Whether a server's admission control keeps the models' latency bounds, where that is possible."""
 
 
 def serve(options: UnitProcessOptions, ranks: Ranks) -> None:
@@ -69,8 +74,13 @@ def serve(options: UnitProcessOptions, ranks: Ranks) -> None:
     order = ranks.attempt(lambda: ranked_order(options.order, options.rankers, directories))
     attention = attention_for(unit, options.attention, device)
     profiles = measured_profiles(unit, directories, ranks, device, attention)
+    promised = options.promises and keeps_bounds(unit)
+    if promised:
+        check_bounds(unit, profiles)
     engines = RankUnit.load(unit, directories, ranks, device, attention, _streams(unit, ranks, device))
-    engines.open(options={model.name: options_of(model, profiles[model.name], order=order) for model in unit})
+    arrivals = count() if promised else None
+    how = {model.name: options_of(model, profiles[model.name], order=order, arrivals=arrivals) for model in unit}
+    engines.open(options=how)
     with ExitStack() as stack, frozen_heap():
         inboxes = _connect(options.socket, plan, unit, stack) if engines.leads else {}
         try:
@@ -153,13 +163,22 @@ def _streams(unit: tuple[PlannedModel, ...], ranks: Ranks, device: "torch.device
         return []
 
 
-def options_of(model: PlannedModel, profile: Profile, spans: bool = True, order: RankedOrder | None = None) -> Options:
+def options_of(
+    model: PlannedModel,
+    profile: Profile,
+    spans: bool = True,
+    order: RankedOrder | None = None,
+    arrivals: Iterator[int] | None = None,
+) -> Options:
     """Return the options of a model that shares devices: the order in which it is simulated.
 
-    `order` None: that of the plan's method.
+    `order` None: that of the plan's method. With `arrivals`, which numbers all models' requests, the order keeps a
+    server's promises.
     """
     if order:
-        return Options(spans=spans, order=order.order.of(model), hints=order.hints_of(model.name))
+        by_score = order.order.of(model)
+        kept = Promised(by_score, arrivals) if arrivals is not None and order.rankers else by_score
+        return Options(spans=spans, order=kept, hints=order.hints_of(model.name))
     by_method, known = order_of(model, profile)
     return Options(spans=spans, order=by_method, hints=(lambda _: known) if known else None)
 
@@ -179,11 +198,7 @@ def _opened(engines: RankUnit, profiles: Mapping[str, Profile]) -> dict[str, Ope
     for tenant in engines.tenants:
         tenant.engine.prepare_grammars()
         profile = profiles[tenant.name]
-        assumptions = (
-            profile_text(profile),
-            ("a bound is not guaranteed, because the model shares its device with other models"),
-        )
-        opened[tenant.name] = Opened(tenant.engine.schedule, profile, None, assumptions, engines.zero_s)
+        opened[tenant.name] = Opened(tenant.engine.schedule, profile, None, (profile_text(profile),), engines.zero_s)
     return opened
 
 

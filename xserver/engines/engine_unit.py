@@ -26,7 +26,7 @@ _MOST_LOST = 3
 
 It may be the cause: then the others are answered by the next engine.
 """
-_REFUSED = 2
+_REFUSED = (2, 3)
 """Exit code of an engine that can't run its input and has printed the reason.
 
 If the engine never opened, the next one would fail in the same way.
@@ -114,7 +114,7 @@ class EngineUnit:
                 self._follows()
                 continue
             self._failures += 1
-            refused = code == _REFUSED and not self.has_opened
+            refused = code in _REFUSED and not self.has_opened
             if refused or not self._may_follow(opened) or self._failures >= _MOST_RESTARTS:
                 return code or 1  # the engine has printed the reason
             self._follows()

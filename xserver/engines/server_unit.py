@@ -43,8 +43,9 @@ class ServerUnit(EngineUnit):
         self.frontends, self._where, self._resume, self._leave = tuple(frontends), where, resume, leave
         self._tasks: set[asyncio.Task[None]] = set()
         """Background tasks: the event loop itself keeps no strong reference to them."""
+        together = options.admissions() if options.admissions else None
         for frontend in frontends:
-            frontend.unit, frontend.node = self.frontends, node
+            frontend.unit, frontend.node, frontend.together = self.frontends, node, together
             frontend.link.on_opened = partial(self._opened, frontend)
             frontend.link.on_changed = partial(self._changed, frontend)
             frontend.link.on_stepped = partial(self._heard, frontend)
@@ -104,16 +105,20 @@ class ServerUnit(EngineUnit):
 
     def _opened(self, frontend: Frontend, opened: Opened) -> None:
         self._take(frontend, opened)
-        self._beside(self._resume(frontend))
+        accepting = self.frontends if frontend.together else (frontend,)
+        if all(each.admission for each in accepting):  # models with one admission accept requests together
+            for each in accepting:
+                self._beside(self._resume(each))
         self._announce(frontend, opened)
 
     @reporting("log")
     def _announce(self, frontend: Frontend, opened: Opened) -> None:
-        bound = opened.schedule.latency_bound_s
-        under = f" under {format_duration(bound)}" if bound and not frontend.shares else ""
+        bound, promises = opened.schedule.latency_bound_s, frontend.together or not frontend.shares
+        under = f" under {format_duration(bound)}" if bound and promises else ""
         served = f"serving {frontend.model.name} on {self._where}{under}: {schedule_text(opened.schedule)}"
         if frontend.shares:
-            served += f"; it shares its devices with {', '.join(frontend.shares)} and promises no latency bound"
+            served += f"; it shares its devices with {', '.join(frontend.shares)}"
+            served += "" if promises else " and promises no latency bound"
         seconds = time.monotonic() - self._started_s
         output.note(served, event="ready", model=frontend.model.name, seconds=round(seconds, 3))
 

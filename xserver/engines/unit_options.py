@@ -1,13 +1,17 @@
 """The options of an engine process: its models, its arguments and its documents."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xserver.text.message_formats import MessageFormats
+
+if TYPE_CHECKING:
+    from xserver.http.frontend import UnitAdmissions
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,12 @@ class EngineUnitOptions:
     """The socket for ranks that a launcher has started; None: this server starts the ranks."""
     at: NodePlace | None = None
     """None: this process starts the engine."""
+    admissions: "Callable[[], UnitAdmissions] | None" = None
+    """Makes what lets models that share devices keep bounds; None: they have no bounds, or can't keep them."""
 
 
+PROMISES = "--promises"
+"""The flag of an engine of models that share devices whose server keeps their bounds."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 

@@ -1,8 +1,10 @@
 """Frontend: the shared state of a model's requests, and whether requests are accepted."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
 
 from xcore import __version__, document
 from xcore.batching.kv_capacity import blocks_needed
@@ -12,7 +14,7 @@ from xcore.requests.request import Request
 from xserver.admission.admission_control import Admission
 from xserver.admission.loop_lag import LoopLag
 from xserver.admission.tokenizer_queue import TokenizerQueue
-from xserver.engines.engine_link import EngineLink
+from xserver.engines.engine_link import EngineLink, Output
 from xserver.http.api_error import ApiError, invalid, unavailable
 from xserver.http.generation import Choice
 from xserver.http.journal import Journal
@@ -25,6 +27,28 @@ STALL_S, STALL_CYCLES = 5.0, 10
 """An engine has stalled if it makes no step for this time: seconds, and predicted cycles, whichever is longer."""
 _RETRY_S = 5
 """Seconds after which clients should retry while the engine loads."""
+
+
+class AdmissionMaker(Protocol):
+    """Creates the admission of a model, like `Admission`."""
+
+    def __call__(
+        self,
+        opened: Opened,
+        outputs: Callable[[], Sequence[Output]],
+        max_waiting: int,
+        *,
+        usual_input: int = ...,
+        lag_s: Callable[[], float] = ...,
+    ) -> Admission:
+        """Create it without requests; the arguments are those of `Admission`."""
+
+
+class UnitAdmissions(Protocol):
+    """Creates the admission of models that share devices, so that each keeps its bound."""
+
+    def opened(self, name: str, opened: Opened, accept: Callable[[AdmissionMaker], None]) -> None:
+        """Record that a model has opened; once all have, call each one's `accept`."""
 
 
 @dataclass(eq=False)
@@ -63,7 +87,9 @@ class Frontend:
     node: NodeLink | None = None
     """The node whose launcher runs its engine; None: this machine."""
     shares: tuple[str, ...] = ()
-    """Other models on the same devices. If there are any, no bound is promised, since the pace depends on them."""
+    """Other models on the same devices."""
+    together: UnitAdmissions | None = None
+    """Creates its admission together with that of `shares`; None: if it shares devices, it promises no bound."""
 
     _usual_input: int = field(default=0, init=False)
     """Input tokens up to which requests are under the bound, by the first schedule: one for shorter prompts, after a
@@ -109,10 +135,17 @@ class Frontend:
 
     def opened(self, opened: Opened) -> None:
         """Accept requests: there is an engine."""
-        if self.shares:
+        if self.shares and self.together is None:
             opened = self.link.opened = without_bound(opened, self.shares)
         self.fingerprint = fingerprint(self.model, opened)
-        self.admission = Admission(
+        if self.together:
+            self.together.opened(self.model.name, opened, partial(self._accept, opened))
+        else:
+            self._accept(opened, Admission)
+        self.monitor.opened(opened)
+
+    def _accept(self, opened: Opened, make: AdmissionMaker) -> None:
+        self.admission = make(
             opened,
             lambda: list(self.link.outputs.values()),
             self.max_waiting,
@@ -120,7 +153,6 @@ class Frontend:
             lag_s=lambda: self.lag.recent_s,
         )
         self._usual_input = self._usual_input or self.admission.usual_input
-        self.monitor.opened(opened)
 
     def lost(self) -> None:
         """Stop accepting requests until there is another engine, which continues the accepted ones."""

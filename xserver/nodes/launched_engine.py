@@ -20,7 +20,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xcore.usable_cpus import usable_cpus
 from xserver.engines.engine_process import EngineProcess
-from xserver.engines.unit_options import visible_devices
+from xserver.engines.unit_options import PROMISES, visible_devices
 from xserver.nodes.launch_protocol import EngineEnded, EngineStarting, LaunchedModel, StartEngine
 
 FLAGS = {
@@ -30,7 +30,10 @@ FLAGS = {
     "--kv-dtype": "[a-z0-9]{1,16}",
     "--threads": "[0-9]{1,4}",
 }
-"""The arguments of an engine that a server may pass, and what their values look like; `--pinned` has no value."""
+"""The arguments of an engine that a server may pass, and what their values look like.
+
+`--pinned` and `PROMISES` have no value.
+"""
 REFUSED = 2
 """Exit code of an engine that can't run its input, also if the launcher hasn't started it."""
 _MOST_DEVICES, _MOST_MODELS, _LONGEST_NAME = 64, 100, 200
@@ -101,7 +104,7 @@ def _checked_flags(flags: Sequence[str]) -> list[str]:
     """Return the further arguments of an engine; InputError unless all are of `FLAGS`."""
     words = iter(flags)
     for word in words:
-        if word in ("--pinned", "--no-pinned"):
+        if word in ("--pinned", "--no-pinned", PROMISES):
             continue
         value = next(words, "") if word in FLAGS else None
         if value is None or not re.fullmatch(FLAGS[word], value):

@@ -26,6 +26,8 @@ class Standing:
     """With prefix caching: a key for each full block of its prompt, equal for equal prefixes."""
     held: int = 0
     """Cached tokens of its prompt that are kept for it while it waits."""
+    arrival_s: float = 0.0
+    """When it arrived, in seconds from now, so at most 0: waiting sequences of several models are compared by it."""
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,9 @@ def test_what_is_no_plan_is_refused(folder):
         ("--latency-bound 5s", "The plan determines --latency-bound: leave it or --plan out"),
         ("--ranks 2", "The plan determines --ranks: leave it or --plan out"),
         ("--served-model-name x", "The plan determines --served-model-name: leave it or --plan out"),
-        ("--order sjf", "The plan determines --order: leave it or --plan out"),
+        ("--order sjf", "--order sjf does not order the requests of a plan here: use one of fcfs, learned"),
+        ("--order learned --model b=one", "--order learned needs a ranker for each model, but 'a' has none"),
+        ("--ranker a=a.npz --model b=one", "--ranker a=a.npz is only for --order learned: leave it out"),
         ("--best-effort", "The plan determines --best-effort: leave it or --plan out"),
         ("", "does not name the directory of model 'b': add it to the plan, or pass --model b=DIR."),
         (

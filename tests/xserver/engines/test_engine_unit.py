@@ -25,7 +25,7 @@ class Engine:
 
     restarts, lost = True, False
 
-    def __init__(self, read, code=3):
+    def __init__(self, read, code=9):
         self.read, self.code = read, code
 
     async def start(self, documents):
@@ -50,7 +50,7 @@ def read_by_the_engine(kind, spec, names, requests, tmp_path):
     async def run():
         unit = EngineUnit(options, links, tmp_path, asyncio.Semaphore(1))
         unit._engine = Engine(lambda passed: documents.append(passed[option]))
-        assert await unit.run() == 3
+        assert await unit.run() == 9
 
     asyncio.run(run())
     (found,) = documents
@@ -113,7 +113,7 @@ def test_requests_of_a_run_fail_where_no_engine_can_follow(tmp_path, error):
         raised = running.exception()
         return asked.ended.reason, raised, None if raised else running.result()
 
-    assert asyncio.run(run()) == ("error", error, None if error else 3)
+    assert asyncio.run(run()) == ("error", error, None if error else 9)
     assert len(starts) == 2
 
 
@@ -137,10 +137,11 @@ def test_an_engine_that_can_not_be_killed_is_not_waited_for(tmp_path, monkeypatc
         await unit.close()
         return code, starts, connected
 
-    assert asyncio.run(run()) == (3, [True], False)
+    assert asyncio.run(run()) == (9, [True], False)
 
 
-def test_an_engine_that_refuses_what_it_was_given_is_not_started_again(tmp_path):
+@pytest.mark.parametrize("code", [2, 3])
+def test_an_engine_that_refuses_what_it_was_given_is_not_started_again(tmp_path, code):
     """It has said why in one sentence; one that has opened before may be short of something for a while."""
     starts = []
 
@@ -148,15 +149,15 @@ def test_an_engine_that_refuses_what_it_was_given_is_not_started_again(tmp_path)
         starts.clear()
         options = EngineUnitOptions((UnitModel(tmp_path, "a"),), ("--schedule", "s.json"))
         unit = Unit(options, {"a": EngineLink()}, tmp_path, asyncio.Semaphore(1))
-        unit._engine, unit.has_opened = Engine(lambda _: starts.append(1), code=2), has_opened
+        unit._engine, unit.has_opened = Engine(lambda _: starts.append(1), code), has_opened
         return await unit.run()
 
     class Unit(EngineUnit):
         def _may_follow(self, opened):
             return True
 
-    assert asyncio.run(run(False)) == 2 and len(starts) == 1
-    assert asyncio.run(run(True)) == 2 and len(starts) == engine_unit._MOST_RESTARTS
+    assert asyncio.run(run(False)) == code and len(starts) == 1
+    assert asyncio.run(run(True)) == code and len(starts) == engine_unit._MOST_RESTARTS
 
 
 def test_a_request_that_ends_every_engine_fails_alone(tmp_path):
