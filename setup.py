@@ -92,7 +92,7 @@ EXTRAS = {
         "ruff>=0.8",
     ],
     "coverage": ["coverage>=7.6"],  # `make coverage`
-    "mutants": ["cosmic-ray>=8.7"],  # `make mutants`: makes the changes that tests should notice
+    "mutants": ["cosmic-ray>=8.7", "coverage>=7.6"],  # `make mutants`: makes the changes that tests should notice
 }
 
 setup(
