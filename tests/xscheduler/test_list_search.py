@@ -6,14 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.xscheduler.test_rates import space_of
 from xcore.quantity import percent_text
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import RequestLengths, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import list_search
-from xscheduler.list_meter import ListMeter
-from xscheduler.list_search import ListSearch, tune_list
+from xscheduler.candidates import CandidateFamily
+from xscheduler.list_meter import ListMeter, Played
+from xscheduler.list_search import ListLead, ListSearch, tune_list
 from xscheduler.search_problem import Limits
 from xscheduler.setting_search import search_schedule
 from xscheduler.settings import Setting
@@ -190,3 +192,52 @@ def test_each_policy_says_how_much_longer_it_takes_than_the_best():
         said = f"takes {percent_text(longer)} longer" if longer > 0 else "completes the 20 requests first"
         assert each.reason.startswith(said)
     assert max(seconds) > 1.05 * min(seconds)
+
+
+def test_each_policy_tells_how_much_longer_it_takes_or_how_far_it_exceeds_the_bounds():
+    """Four policies whose replays are known; behind a bound that one of them misses by a quarter."""
+    played = {"static": (0.0, 12.0), "orca": (0.0, 10.0), "chunked": (0.0, 10.0 * (1 + 0.5 * list_search.TIE))}
+    missing = {"rra": (0.25, 9.0)}
+    requests, setting = skewed(3, 1), setting_of(skewed(3, 1))
+    meter = ListMeter(setting.profile, requests, UNBOUNDED)
+    answer = search_schedule(setting, None, policies=("orca",), fixed={"max_num_seqs": 2})
+
+    def told(*names):
+        known = {name: (played | missing)[name] for name in names}
+        leads = {name: ListLead(Played(*of_it, 1.0), answer.schedule) for name, of_it in known.items()}
+        return {name: list_search._alternative(name, leads, meter, None) for name in (*names, "hybrid")}
+
+    found = told("static", "orca", "chunked", "rra")
+    assert found["static"].reason == "takes 20% longer than the best policy to complete the 3 requests"
+    soonest = "completes the 3 requests first, or as early as any other policy"
+    assert found["orca"].reason == found["chunked"].reason == soonest
+    late = "its times exceed the bounds by at least 25% in replays of the 3 requests"
+    assert found["rra"].reason == late and found["rra"].schedule is None and found["rra"].estimate is None
+    assert found["hybrid"].reason == "none of its schedules fits in memory" and found["hybrid"].schedule is None
+    assert all(found[name].schedule == answer.schedule for name in played)
+    alone = told("rra")["rra"]
+    assert alone.reason == late and alone.schedule == answer.schedule, "nothing keeps the bounds"
+
+
+@pytest.mark.parametrize(
+    ("requests", "policies", "replays"), [(1, 1, 11_960), (300, 1, 6000), (300, 4, 1500), (900, 2, 1500)]
+)
+def test_longer_lists_and_more_policies_have_fewer_replays_each(requests, policies, replays):
+    """Twelve thousand of a very short list, half as many of one of 300 requests."""
+    assert list_search._replays(requests, policies) == replays
+
+
+def test_spaces_are_opened_in_an_order_whatever_family_holds_them():
+    """As all spaces sorted; a family's come no sooner than its own ceiling tells."""
+    rng = np.random.default_rng(3)
+    alone = [space_of(f"alone {i}", rng.uniform(1, 100)) for i in range(20)]
+    families = []
+    for name in range(5):
+        inside = [space_of(f"{name}.{i}", rng.uniform(1, 100)) for i in range(9)]
+        families.append(
+            (inside, CandidateFamily(f"family {name}", max(s.ceiling for s in inside), 9, lambda i=inside: i))
+        )
+    every = [*alone, *(space for inside, _ in families for space in inside)]
+    found = list_search._first([*alone, *(family for _, family in families)], lambda member: -member.ceiling)
+    assert found == sorted(every, key=lambda space: -space.ceiling)[: list_search.SPACES]
+    assert list_search._first(alone[:3], lambda member: member.ceiling) == sorted(alone[:3], key=lambda s: s.ceiling)

@@ -114,8 +114,17 @@ def test_all_requests_are_late_in_a_group_that_misses_the_level(tmp_path, monkey
     monkeypatch.setattr(plan_evaluation, "REQUESTS", 60)
     monkeypatch.setattr(plan_evaluation, "LEAST", 20)
     demands, turns = demands_of(tmp_path, BUSY, IDLE), (("busy", 0, 1), ("idle", 0, 1))
-    for level, late in ((0.0, False), (0.5, False), (1000.0, True)):
-        found = Groups(demands, CLUSTER, "priority", level)._replay(1, turns)
+    for level, late in (((), False), ((0.5,), False), ((1000.0,), True)):
+        found = Groups(demands, CLUSTER, "priority", *level)._replay(1, turns)
         assert set(found) == {"busy", "idle"}
         for share, normalised in found.values():
             assert (share == 1.0 and normalised == math.inf) if late else (share < 0.2 and 1.0 <= normalised < 9.0)
+
+
+def test_without_a_level_each_late_request_counts_alone(tmp_path, monkeypatch):
+    """Of models that ask for more than a device has, under a bound that the first requests keep."""
+    monkeypatch.setattr(plan_evaluation, "REQUESTS", 200)
+    busy = BUSY | {"rate": "600/s", "latency_bound": "1s"}
+    demands = demands_of(tmp_path, busy, IDLE)
+    found = Groups(demands, CLUSTER, "time")._replay(1, (("busy", 0, 1), ("idle", 0, 1)))
+    assert 0.0 < found["busy"][0] < 1.0 and found["busy"][1] < math.inf

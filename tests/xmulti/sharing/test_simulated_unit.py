@@ -211,3 +211,11 @@ def test_a_prompt_waits_for_no_more_than_the_iteration_that_runs():
     (served,) = run.served["late"]
     iteration = float(Cost().decode_seconds(1, np.array([40.0]), 0.9)[0])
     assert 0 < served.start_s - 0.5 < iteration
+
+
+def test_what_is_asked_for_nothing_takes_no_time_and_spans_are_kept_on_request():
+    nothing = ModelLoad("a", Cost(), [], BlockPool(12, BLOCK))
+    run = replay_unit([nothing], "time")
+    assert run.seconds == 0.0 and run.served == {"a": ()} and run.busy_s == {"a": 0.0}
+    some = [ModelLoad("a", Cost(), [RequestLengths(4, 3)], BlockPool(12, BLOCK))]
+    assert replay_unit(some, "time").spans == () and replay_unit(some, "time", timeline=True).spans
