@@ -86,7 +86,9 @@ class SharedAdmission(Admission):
         with self.pace.slower_by(reserved_s):
             promise = super()._judge(prompts, arrived_s, less)
             cycle_s = self.pace.token_s(load)
-        if promise.finish_s > promise.due_s and any(other.load for other in others):
+        if not self.load and not any(other.load for other in others):
+            return promise  # as `Admission` accepts any request while nothing else runs
+        if promise.finish_s > promise.due_s:
             why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
             raise _Refused("latency_bound", why, promise.finish_s - promise.due_s)
         more_s = self.pace.part_s(load) - self.pace.part_s(self.load)
@@ -95,9 +97,9 @@ class SharedAdmission(Admission):
             if late_s:
                 why = f"Some of {other.load} running requests to '{other.name}' would then miss their bound."
                 raise _Refused("latency_bound", why, late_s, ended_s, True)
-            if load > self.entitled and other.is_asked and cycle_s > other.most_cycle_s:
+            if load > max(1.0, self.entitled) and other.is_asked and cycle_s > other.most_cycle_s:
                 why = f"Requests to '{other.name}', which has a part of the same devices, would then miss their bound."
-                raise _Refused("latency_bound", why, self._wait_s(promise.tokens, self.load), 0.0, True)
+                raise _Refused("latency_bound", why, self._wait_s(promise.tokens, load), 0.0, True)
         return promise
 
     @property
