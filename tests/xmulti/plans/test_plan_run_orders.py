@@ -1,14 +1,20 @@
-"""`run --plan --order learned`: shared engines, and engines under a bound, follow each model's ranker."""
+"""`run` and `serve --plan --order learned`: shared engines, and engines under a bound, follow each model's ranker."""
 
 import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from exegpt.api.ranking.training import Recipe, train_ranker
 from tests.exegpt.cli.conftest import run_command
-from tests.xserver.conftest import schedule_for
+from tests.stored_profile import store_profile
+from tests.xserver.conftest import schedule_for, started
 from tests.xserver.http.test_completions import expected
 from xcore import document
 from xcore.errors import InputError
@@ -43,15 +49,15 @@ def folder(tmp_path_factory):
     return folder
 
 
-def plan_file(folder, tmp_path, share):
-    """Write a plan with one running sequence for each model; models alone have a bound."""
+def plan_file(folder, tmp_path, share, bound_s=None):
+    """Write a plan with one running sequence for each model; models alone have a bound of 300 s."""
     models = []
     for place, name in enumerate(("tiny", "deep")):
         schedule = schedule_for(folder / name, max_num_seqs=1, prefills_per_step=1)
         outputs = LengthDistribution.from_samples(list(WORDS.values()))
         workload = replace(schedule.workload, output=outputs, requests=None)
-        bound_s = None if share else 300.0
-        schedule = replace(schedule, admission="grow", kv_blocks=24, workload=workload, latency_bound_s=bound_s)
+        kept_s = bound_s if share else 300.0
+        schedule = replace(schedule, admission="grow", kv_blocks=24, workload=workload, latency_bound_s=kept_s)
         device = 0 if share else place
         at = summarise((), 0.0)
         models.append(PlannedModel(name, (device,), schedule, at, share=share, directory=str(folder / name)))
@@ -105,6 +111,43 @@ def test_short_requests_of_both_models_come_first_with_the_same_tokens(folder, t
         assert words == ["first", *["essay"] * 3, *["list"] * 3]
         words = [word for word, of in by_score if of == model]
         assert [w for w in words if w != "first"] == [*["list"] * 3, *["essay"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("share", "bound_s"),
+    [("time", 300.0), *(pytest.param(share, None, marks=pytest.mark.slow) for share in SHARES)],
+)
+@pytest.mark.timeout(300)
+def test_a_server_of_a_plan_answers_short_requests_of_both_models_first(folder, tmp_path, share, bound_s):
+    """Also under a bound that leaves time for it, and over both models if they share a device."""
+    plan = plan_file(folder, tmp_path, SHARES[share], bound_s)
+    for name in ("tiny", "deep"):
+        store_profile(folder / name)
+    options = ["--plan", str(plan), "--pinned", "--order", "learned"]
+    options += [word for name in ("tiny", "deep") for word in ("--ranker", f"{name}={folder / name}.npz")]
+    ended = []
+    with started(options, tmp_path) as server, ThreadPoolExecutor(14) as pool:
+
+        def complete(row):
+            status, _, _ = server.post("/v1/completions", {key: row[key] for key in row if key != "id"})
+            ended.append(row["id"].split("-")[:2])
+            return status
+
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        asked = [pool.submit(complete, row) for row in rows()[:2]]
+        time.sleep(0.05)
+        for engine in children:  # until all have come, however slow the machine is
+            os.kill(int(engine), signal.SIGSTOP)
+        asked += [pool.submit(complete, row) for row in rows()[2:]]
+        time.sleep(1.5)
+        for engine in children:
+            os.kill(int(engine), signal.SIGCONT)
+        assert {answer.result() for answer in asked} == {200}
+        log = server.log.read_text()
+    assert ("promises no latency bound" in log) is (SHARES[share] is not None and bound_s is None)
+    for model in ("tiny", "deep"):
+        words = [word for word, of in ended if of == model and word != "first"]
+        assert words[-2:] == ["essay"] * 2 and words.index("essay") >= 2, ended
 
 
 def test_a_score_of_another_scale_stands_for_the_same_length(folder, tmp_path):
