@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from xscheduler import list_search
 from xscheduler.candidates import CandidateFamily
 from xscheduler.list_meter import ListMeter, Played
 from xscheduler.list_search import ListLead, ListSearch, tune_list
+from xscheduler.open_search import neighbours
 from xscheduler.search_problem import Limits
 from xscheduler.setting_search import search_schedule
 from xscheduler.settings import Setting
@@ -241,3 +243,19 @@ def test_spaces_are_opened_in_an_order_whatever_family_holds_them():
     found = list_search._first([*alone, *(family for _, family in families)], lambda member: -member.ceiling)
     assert found == sorted(every, key=lambda space: -space.ceiling)[: list_search.SPACES]
     assert list_search._first(alone[:3], lambda member: member.ceiling) == sorted(alone[:3], key=lambda s: s.ceiling)
+
+
+@pytest.mark.parametrize(
+    ("batch", "equal"),
+    [(20, {21, 14, 11}), (21, {41, 21, 14}), (41, {41, 21}), (1, {2})],
+)
+def test_a_climb_tries_the_next_batches_that_divide_the_list_equally(batch, equal):
+    """Of 41 requests: 41 at once, two parts of 21, three of 14, four of 11, and so on."""
+    line = space_of("batches", sizes=(64,))
+    space = SimpleNamespace(variables=line.variables, values=line.values, where=SimpleNamespace(replicas=1))
+    search = ListSearch("orca", None, SimpleNamespace(together=lambda replicas: 41), lambda schedule: schedule, 9)
+    points = list(search._around(ListLead(Played(0.0, 1.0, 1.0), None, space, (batch - 1,)), 1.25))
+    beside = set(neighbours(space, (batch - 1,), 1.25))
+    found = {space.values(point)[0] for point in points[: len(points) - len(beside)]}
+    assert set(points[len(points) - len(beside) :]) == beside and found >= equal - {batch}
+    assert all(-(-41 // -(-41 // size)) == size for size in found), "no part is larger than another by more than one"
