@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xmulti.sharing.placement import MOST_SHARES, Mesh, Placer, Popular, cuts, mesh_groups
+from xmulti.sharing import fluid_bound, placement
+from xmulti.sharing.placement import MOST_SEQS, MOST_SHARES, Mesh, Placer, Popular, cuts, mesh_groups
 
 
 class Cost:
@@ -138,3 +139,10 @@ def test_a_sequence_has_half_its_output_in_the_cache_on_average():
 def test_a_model_lacks_throughput_below_a_tenth_or_half_a_request_under_its_rate(rate, lacks, reaches):
     occupant = Placer(40.0, 1.0)._candidate(model("a", rate, 1.0), 1)
     assert occupant.lacks(lacks) and not occupant.lacks(reaches)
+
+
+@pytest.mark.parametrize("batches", [placement._BATCHES, fluid_bound.BATCHES])
+def test_costs_are_known_at_batches_up_to_the_most_two_to_each_doubling(batches):
+    assert batches[0] == 1 and batches[-1] == MOST_SEQS and list(batches) == sorted(set(batches))
+    steps = [later / earlier for earlier, later in itertools.pairwise(batches)]
+    assert all(1.3 < step <= 2.0 for step in steps) and all(1.37 < step < 1.46 for step in steps[5:])
