@@ -99,7 +99,7 @@ def test_the_model_of_an_expected_call_is_loaded_before_the_call(plan, graphs, t
         (("--resident", "1", "--warm-models", "best"), "--warm-models 'best' is not known: use one of lru, epwq"),
         (("--resident", "1", "--warm-models", "prewarm"), "--warm-models prewarm needs --graphs"),
         (("--resident", "1", "--replan-after", "1m"), "--replan-after needs all engines of the plan"),
-        (("--order", "sjf", "--resident", "1"), "The plan determines --order"),
+        (("--admission", "grow", "--resident", "1"), "The plan determines --admission"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(plan, words, sentence):

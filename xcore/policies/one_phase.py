@@ -1,6 +1,6 @@
 """One phase at a time: the policy of a model on shared devices, whenever it has its turn (`sharing.py`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from xcore.batching import ENDLESS, Ledger, Sequence, Step
@@ -36,6 +36,21 @@ class OnePhasePolicy:
             )
         tokens = control.prefills_per_step * max(1, round(schedule.workload.input.mean))
         return OnePhasePolicy(control.max_num_seqs, tokens, decode_share=decode_share)
+
+    @property
+    def most_running(self) -> int:
+        """The maximum number of running sequences."""
+        return self.max_num_seqs
+
+    def together(self, prompts: Iterable[int]) -> list[list[int]]:
+        """Divide prompts, in order and by their tokens, into those that are prefilled together."""
+        jobs: list[list[int]] = []
+        for tokens in prompts:
+            if jobs and sum(jobs[-1]) + tokens <= self.max_num_batched_tokens:
+                jobs[-1].append(tokens)
+            else:
+                jobs.append([tokens])
+        return jobs
 
     def first(self, ledger: Ledger, now: float) -> Sequence | None:
         """Return the waiting prompt that is admitted next; None if there is none, or the residents are too many."""

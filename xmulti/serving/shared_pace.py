@@ -33,7 +33,7 @@ class SharedPace(Pace):
         prefill_s = overhead * load.cost.prefill_seconds([mean_input], load.limits.prefill_share)
         context = np.array([mean_input + mean_output / 2])
         held = load.pool.blocks_for(round(mean_input + mean_output / 2))
-        most = max(1, min(load.limits.max_num_seqs, load.pool.total // held))
+        most = max(1, min(load.limits.most_running, load.pool.total // held))
         points, iterations_s = [], []
         for running in sorted({*(2**i for i in range(most.bit_length())), most}):
             (decode_s,) = load.cost.decode_seconds(running, context, load.limits.decode_share)
@@ -69,20 +69,11 @@ class SharedPace(Pace):
         """Return the predicted seconds of this model's iteration in a cycle, with the switch to it."""
         return self._iteration_s[min(load, len(self._iteration_s) - 1)] + self.switch_s if load else 0.0
 
-    def prefills_s(self, lengths: Sequence[int]) -> float:
-        """Return the seconds of the prefills of prompts of these lengths, as many at once as the model's limits let."""
-        seconds, together = 0.0, list[int]()
-        for tokens in lengths:
-            if together and sum(together) + tokens > self._limits.max_num_batched_tokens:
-                seconds, together = seconds + self._prefill_s(together), []
-            together.append(tokens)
-        return seconds + self._prefill_s(together)
-
-    def _prefill_s(self, together: Sequence[int]) -> float:
-        if not together:
-            return 0.0
-        alone_s = self._iterations.prefill_seconds(together, self._limits.prefill_share)
-        return self.scale(1) * self._overhead * alone_s
+    def prefills_s(self, prompts: Sequence[int]) -> float:
+        """Return the seconds of prompts' prefills, by their tokens; as many at once as the model's limits let."""
+        share = self._limits.prefill_share
+        seconds = sum(self._iterations.prefill_seconds(job, share) for job in self._limits.together(prompts))
+        return self.scale(1) * self._overhead * seconds
 
     @contextmanager
     def slower_by(self, seconds: float) -> Iterator[None]:

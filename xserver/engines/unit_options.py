@@ -11,7 +11,7 @@ from xcore.spec import Spec
 from xserver.text.message_formats import MessageFormats
 
 if TYPE_CHECKING:
-    from xserver.http.frontend import UnitAdmissions
+    from xserver.http.frontend import JointAdmissions
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class EngineUnitOptions:
     """The socket for ranks that a launcher has started; None: this server starts the ranks."""
     at: NodePlace | None = None
     """None: this process starts the engine."""
-    admissions: "Callable[[], UnitAdmissions] | None" = None
+    admissions: "Callable[[], JointAdmissions] | None" = None
     """Makes what lets models that share devices keep bounds; None: they have no bounds, or can't keep them."""
 
 

@@ -44,7 +44,7 @@ class AdmissionMaker(Protocol):
         """Create it without requests; the arguments are those of `Admission`."""
 
 
-class UnitAdmissions(Protocol):
+class JointAdmissions(Protocol):
     """Creates the admission of models that share devices, so that each keeps its bound."""
 
     def opened(self, name: str, opened: Opened, accept: Callable[[AdmissionMaker], None]) -> None:
@@ -88,7 +88,7 @@ class Frontend:
     """The node whose launcher runs its engine; None: this machine."""
     shares: tuple[str, ...] = ()
     """Other models on the same devices."""
-    together: UnitAdmissions | None = None
+    together: JointAdmissions | None = None
     """Creates its admission together with that of `shares`; None: if it shares devices, it promises no bound."""
 
     _usual_input: int = field(default=0, init=False)

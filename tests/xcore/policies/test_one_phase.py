@@ -40,6 +40,7 @@ def test_prompts_run_together_within_the_budget(prompts, budget, steps):
     policy, ledger = OnePhasePolicy(8, budget), ledger_of(*prompts)
     assert [run(policy, ledger) for _ in steps] == [(step, []) for step in steps]
     assert run(policy, ledger) == ([], [0, 1, 2])
+    assert policy.together(prompts) == [[prompts[place] for place in step] for step in steps]
 
 
 def test_no_more_are_resident_than_may_be():
