@@ -15,10 +15,11 @@ from xcore.errors import InputError
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.schedule import Stage
-from xmulti.serving.planned_units import in_places, planned_units, read_plan
+from xmulti.serving.planned_units import NodesInUse, in_places, planned_units, read_plan
 from xrunner.models.create import create_model
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.engine_unit import with_room_for
+from xserver.engines.unit_options import PROMISES
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,28 @@ def test_each_replica_has_an_engine_and_a_place(folder, tmp_path):
     small = replace(plan, models=tuple(replace(m, schedule=replace(m.schedule, kv_blocks=2)) for m in plan.models))
     blocks = [model.schedule.kv_blocks for model in with_room_for(links, small).models]
     assert blocks[0] == blocks[2] == 2 < blocks[1], "the other replica has its own requests"
+
+
+@pytest.mark.parametrize(
+    ("by", "bound_s", "promises", "kept"),
+    [
+        ("time", 5.0, True, True),
+        ("time", 5.0, False, False),
+        ("time", None, True, False),
+        ("priority", 5.0, True, False),
+    ],
+)
+def test_engines_of_a_server_keep_bounds_where_models_take_turns(folder, by, bound_s, promises, kept):
+    """Not those of a run; on other nodes too."""
+    models = [planned(folder, name, (8,), share=Share(by)) for name in "ab"]
+    models = [replace(m, schedule=replace(m.schedule, latency_bound_s=bound_s)) for m in models]
+    path, nodes = written(folder, planned(folder, "c", (0,)), *models, nodes=2), NodesInUse(0, (1,))
+    for local in (NodesInUse(1, (0,)), nodes):
+        units = planned_units(read_plan(path, {}, local), [], 1, local, promises=promises)
+        (shared,) = [unit for unit in units if len(unit.models) == 2]
+        (alone,) = [unit for unit in units if len(unit.models) == 1]
+        assert (PROMISES in shared.arguments) is kept and (shared.admissions is not None) is kept
+        assert PROMISES not in alone.arguments and alone.admissions is None
 
 
 def test_replicas_that_stay_keep_their_places(folder):

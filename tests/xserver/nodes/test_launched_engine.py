@@ -34,7 +34,7 @@ def alone(folder):
     """An engine of `one` on the node's device 1."""
     models = (LaunchedModel("a", 4, str(folder / "one")),)
     schedule = document.to_dict(schedule_for(folder / "one"))
-    return StartEngine(0, models, (1,), 2, ("--dtype", "fp32", "--pinned"), schedule, None, 0)
+    return StartEngine(0, models, (1,), 2, ("--dtype", "fp32", "--pinned", "--promises"), schedule, None, 0)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_an_engine_alone_gets_the_launchers_paths(alone, folder, tmp_path, monke
     socket = ("--socket", str(tmp_path / "engine-4"))
     assert launch.arguments == (
         *("--model", str(folder / "one"), *socket),
-        *("--dtype", "fp32", "--pinned", "--threads", "3"),
+        *("--dtype", "fp32", "--pinned", "--promises", "--threads", "3"),
     )
     assert launch.documents == {"--schedule": schedule_for(folder / "one")}
     assert launch.environment == {NOTES_OF: "a"}
