@@ -188,7 +188,6 @@ LONG = frozenset(
         "xrunner/rank/test_warm_up_gpu.py::test_nothing_is_compiled_for_other_architectures",
         "xscheduler/test_export.py::test_questions_that_waa_wins_are_exported_as_what_the_engine_runs",
         "xscheduler/test_highest_goodput.py::test_the_lowest_bound_that_is_named_has_room_for_the_margin",
-        "xscheduler/test_list_search.py::test_the_same_list_gets_the_same_schedule_with_a_fixed_number_of_replays",
         "xscheduler/test_nearby.py::test_advice_takes_a_third_of_the_answers_evaluations",
         "xscheduler/test_policy_spaces.py::test_close_to_exact_on_measured_times_that_are_not_smooth",
         "xscheduler/test_policy_spaces.py::test_exact_on_a_pipeline_that_drains_between_phases",

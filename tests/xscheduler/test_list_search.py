@@ -73,15 +73,7 @@ def searches(monkeypatch):
     return kept
 
 
-@pytest.mark.parametrize(
-    "count, policies",
-    [
-        (1, POLICIES),
-        (5, POLICIES),
-        (41, ("orca", "static")),
-        pytest.param(41, ("rra",), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("count, policies", [(1, POLICIES), (5, POLICIES), (41, ("orca", "static")), (41, ("rra",))])
 @pytest.mark.parametrize("bound_s", [None, 9.0, 3.0])
 def test_no_point_of_the_spaces_completes_a_list_more_than_one_percent_sooner(searches, count, policies, bound_s):
     tuned(skewed(count, count), Limits(bound_s), policies=policies)
