@@ -7,6 +7,7 @@ evaluates only a few of many thousands of spaces.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -80,10 +81,29 @@ def quickest(scenario: Scenario, reach: Reach, longest: float) -> float:
     return (encode_latency + longest * float(reach.iteration[0])) / MARGIN
 
 
-def reach(side: Side, context: float, residents: float) -> Reach:
-    """Return the decode speed with up to `residents` residents of this mean context."""
-    batch = np.append(_BATCHES[residents > _BATCHES], max(residents, 1.0))
-    share = np.maximum(batch / len(side.stages), 1.0)
+def quickest_first(scenario: Scenario) -> float:
+    """Return a lower bound in seconds on the time to first token of any query: that of the shortest prompt alone."""
+    shortest = float(scenario.load.prompts.lengths.s[0])
+    return float(scenario.replica.encode.each(lambda group: group.encode_fixed(1.0, shortest)).sum()) / MARGIN
+
+
+def quickest_token(scenario: Scenario) -> float:
+    """Return a lower bound in seconds on the time per output token: an iteration of one sequence through all stages.
+
+    0 if an iteration may give a sequence several tokens.
+    """
+    if scenario.load.speculation:
+        return 0.0
+    return float(scenario.replica.decode.decode(1.0, scenario.load.resident_context).sum()) / MARGIN
+
+
+def reach(side: Side, context: float, residents: float, micro_batches: int | None = None) -> Reach:
+    """Return the decode speed with up to `residents` residents of this mean context.
+
+    They are in as many micro-batches as there are stages, or in `micro_batches`.
+    """
+    batch, count = np.append(_BATCHES[residents > _BATCHES], max(residents, 1.0)), micro_batches or len(side.stages)
+    share = np.maximum(batch / count, 1.0)
     cells = side.decode(share, context)
     return Reach(batch, cells.sum(axis=-1), cells.max(axis=-1) / share)
 
@@ -104,11 +124,18 @@ def batch_that_fits(scenario: Scenario) -> int:
     return max(1, int(scenario.replica.room((1.0, 1.0)) / scenario.load.reservation(None).mean) + 1)
 
 
-def decode_rate(reach: Reach, iterations: float, longest: float, budget: float | None) -> float:
-    """Return an upper bound on the decoded sequences/s if a query of `longest` iterations has `budget` seconds."""
+def decode_rate(
+    reach: Reach, iterations: float, longest: float, budget: float | None, iteration_s: float = inf
+) -> float:
+    """Return an upper bound on the decoded sequences/s if a query of `longest` iterations has `budget` seconds.
+
+    `iteration_s`: the most seconds that an iteration may last on average. Iterations take longer with more residents.
+    So the residents are fewer than the first batch of the grid that takes too long.
+    """
     within = len(reach.batch) - 1
-    if budget is not None:
-        meets = np.flatnonzero(np.maximum(reach.iteration, reach.batch * reach.busiest) * longest <= budget * MARGIN)
+    if budget is not None or iteration_s < inf:
+        most = min(iteration_s, inf if budget is None else budget / max(longest, 1e-12))
+        meets = np.flatnonzero(np.maximum(reach.iteration, reach.batch * reach.busiest) <= most * MARGIN)
         if not len(meets):
             return 0.0
         within = min(int(meets[-1]) + 1, within)  # the largest batch in time is below the next grid point

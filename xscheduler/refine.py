@@ -56,9 +56,10 @@ def refined(
     best, added, groups = Incumbent(), list[Candidates](), _groups(members, name)
     started, in_step = time.perf_counter(), list[Candidates]()
     budgets = bool(members) and name == TRAITS[members[0].policy].name_of("tokens")
-    for group in groups:
-        if budgets and any(constraint.slack for constraint in group[0].constraints):
-            in_step += _in_step(group, at_value, best)
+    for group in sorted(groups, key=lambda group: -group[0].ceiling):
+        promising = group[0].ceiling > max(best.throughput, floor)  # the values of a group have one ceiling
+        if budgets and promising and any(constraint.slack for constraint in group[0].constraints):
+            in_step += _in_step(group, at_value, best, floor)
     added += [space for space in in_step if space is best.space]
     result = search(members, method, tolerance, max(best.throughput, floor / GAIN))
     if result.space:
@@ -119,10 +120,11 @@ def around(best: Incumbent, grid: list[int], name: str, at_value: AtValue, steps
     return [space for space in added.values() if space]
 
 
-def _in_step(group: Sequence[Candidates], at_value: AtValue, best: Incumbent) -> list[Candidates]:
+def _in_step(group: Sequence[Candidates], at_value: AtValue, best: Incumbent, floor: float) -> list[Candidates]:
     """Return new spaces for some numbers of equal prompts per iteration.
 
-    Each has the token budget for these prompts in addition to the largest batch that keeps the bounds.
+    Each has the token budget for these prompts in addition to the largest batch that keeps the bounds. Only throughputs
+    above `floor` are of interest.
     """
     like, added = group[-1], list[Candidates]()
     length, batches = like.where.load.workload.input.mean, like.variables[0].values
@@ -143,7 +145,7 @@ def _in_step(group: Sequence[Candidates], at_value: AtValue, best: Incumbent) ->
                 best.offer(space, (middle,))
             if space and space.meets((middle,)):
                 low = middle
-            elif space and space.at((middle,)).throughput <= best.throughput:
+            elif space and space.at((middle,)).throughput <= max(best.throughput, floor):
                 break  # no smaller batch gives more
             else:
                 high = middle - 1

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -246,12 +247,36 @@ class SearchProblem:
         reach = {layout: ceilings.encode_reach(side, self.load.prompts) for layout, side in sides.items()}
         return {layout: encoder_reach for layout, encoder_reach in reach.items() if encoder_reach.rate}
 
+    @property
+    def slowest_iteration_s(self) -> float:
+        """The most seconds that WAA's iterations may last on average under the bound on the time per token.
+
+        Each token after the first takes an iteration. Between two KV transfers the first iterations have the most
+        residents, and a query begins with them. So every query's mean time per token is at least the iterations' mean,
+        and so is each percentile from the 50th on. No limit is known if an iteration may give several tokens, or if
+        the first of them gives the first token, which does not count.
+        """
+        single = self.load.first_by_encoding and self.load.speculation is None
+        return inf if self.limits.tpot_s is None or not single else self.limits.tpot_s
+
+    @property
+    def slowest_first_s(self) -> float:
+        """The most seconds that encoding a prompt alone may take under the bound on WAA's time to first token.
+
+        Batches take no less than one prompt, and a normal distribution's percentiles from the 50th on no less than its
+        mean.
+        """
+        return inf if self.limits.ttft_s is None else self.limits.ttft_s
+
     @memoized
-    def decoder(self, layout: Layout) -> ceilings.Reach | None:
-        """Return the best case of a layout of WAA's decoding side; None if its weights don't fit."""
+    def decoder(self, layout: Layout, micro_batches: int | None = None) -> ceilings.Reach | None:
+        """Return the best case of a layout of WAA's decoding side; None if its weights don't fit.
+
+        `micro_batches` has the same meaning as in `ceilings.reach`.
+        """
         side = self.cost_model.replica(self.side(layout, "decode"))
         fit = ceilings.residents_that_fit(side, self.load)
-        return ceilings.reach(side.decode, self.load.resident_context, fit) if fit >= 1 else None
+        return ceilings.reach(side.decode, self.load.resident_context, fit, micro_batches) if fit >= 1 else None
 
     @memoized
     def _reach(self, layout: Layout, admission: Admission = "reserve") -> ceilings.Reach:

@@ -1,11 +1,13 @@
 """Why no schedule of a policy keeps the constraints, and the lowest latency that any schedule reaches."""
 
+import functools
 import math
 from collections.abc import Sequence
 
 from xcore.duration import beyond_text
 from xcore.policies import TRAITS
 from xcore.quantity import counted, figure_text, percent_text
+from xscheduler import ceilings
 from xscheduler.advice import TIMES, WIDTHS, too_wide
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.search_problem import Limits, SearchProblem, variables_of
@@ -66,11 +68,9 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
     if isinstance(closest, CandidateFamily):
         return why_infeasible(policy, _of(closest), problem)
     lowest = closest.at(closest.lowest)
-    corners = [member.at(member.lowest) for member in members if isinstance(member, Candidates)]
-    fitting = [corner for corner in corners if corner.figures[0] <= 1.0] or [lowest]
     for place, constraint in enumerate(closest.constraints):
         timed = constraint.name in TIMES
-        figure = min(corner.figures[place] for corner in fitting) if timed else lowest.figures[place]
+        figure = _lowest_of(members, place, constraint.name) if timed else lowest.figures[place]
         if figure <= constraint.limit:
             continue
         if constraint.name == "memory":
@@ -82,6 +82,26 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
             return f"even its smallest batch would {too_wide(problem.widest, figure)}"
         return f"its lowest {TIMES[constraint.name]} is {beyond_text(figure, constraint.limit)}"
     return "none of its schedules fits in memory and meets all bounds"
+
+
+def _lowest_of(members: Sequence[CandidateFamily | Candidates], place: int, name: str) -> float:
+    """Return the lowest figure of a time's constraint, number `place`, at the lowest corners of all spaces that fit.
+
+    Spaces are evaluated in the order of a lower bound on this time, until no other one can be lower.
+    """
+    shortest = {"ttft": functools.cache(ceilings.quickest_first), "tpot": functools.cache(ceilings.quickest_token)}
+
+    def bound(space: Candidates) -> float:
+        return shortest[name](space.where) if name in shortest else space.quickest_s
+
+    lowest = math.inf
+    for space in sorted((space for space in members if isinstance(space, Candidates)), key=bound):
+        if bound(space) >= lowest:
+            break
+        figures = space.at(space.lowest).figures
+        if figures[0] <= 1.0:
+            lowest = min(lowest, figures[place])
+    return lowest
 
 
 def _too_large(policy: str, problem: SearchProblem) -> str:

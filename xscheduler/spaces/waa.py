@@ -1,6 +1,7 @@
 """Spaces of workload-aware allocation: the batch, at several numbers of micro-batches, on splits of the devices."""
 
 import functools
+from dataclasses import replace
 from math import inf
 
 from xcore.policies.waa import WAA_C, WAA_M
@@ -109,38 +110,44 @@ def _waa_family(
     policy: str, problem: SearchProblem, encoders: dict[Layout, ceilings.EncodeReach], decode: Layout
 ) -> CandidateFamily:
     """Return the spaces of a decoding side with every layout of the encoding side and every B_m."""
-    decoder, devices = problem.decoder(decode), next(iter(encoders)).devices + decode.devices
-    assert decoder is not None
+    decoder, together = problem.decoder(decode), problem.decoder(decode, 1)
+    devices = next(iter(encoders)).devices + decode.devices
+    assert decoder and together
     parts = enumerated(problem, "micro_batches", micro_batch_counts(len(decode.degrees)))
     batches = ascending(problem, "encode_batch", int(decoder.batch[-1]) + 1)
     mean, longest = problem.needs
     bound = problem.limits.latency_s
 
-    def bounds(encoder: ceilings.EncodeReach) -> SpaceLimits:
-        """Return the bounds with an encoding side of this speed."""
+    def bounds(encoder: ceilings.EncodeReach, decoder: ceilings.Reach) -> SpaceLimits:
+        """Return the bounds of sides of these speeds."""
         quickest = (encoder.latency + longest * float(decoder.iteration[0])) / ceilings.MARGIN
-        if bound is not None and quickest > bound:
+        if (bound is not None and quickest > bound) or encoder.latency / ceilings.MARGIN > problem.slowest_first_s:
             return SpaceLimits(0.0, quickest)
         budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
-        ceiling = min(encoder.rate, ceilings.decode_rate(decoder, mean, longest, budget))
-        return SpaceLimits(problem.tokens_s(ceiling, devices), quickest)
+        decoded = ceilings.decode_rate(decoder, mean, longest, budget, problem.slowest_iteration_s)
+        return SpaceLimits(problem.tokens_s(min(encoder.rate, decoded), devices), quickest)
 
     def make() -> list[Candidates]:
+        reaches = [(count, problem.decoder(decode, count)) for count in parts]
         return [
             candidates(
                 policy,
                 problem,
                 functools.partial(problem.split, encode, decode),
                 (batches,),
-                bounds(encoder),
+                bounds(encoder, reach),
                 micro_batches=count,
             )
             for encode, encoder in encoders.items()
-            for count in parts
+            for count, reach in reaches
+            if reach
         ]
 
     reach = encoders.values()
-    best = bounds(ceilings.EncodeReach(max(e.rate for e in reach), min(e.latency for e in reach)))
+    fastest = ceilings.EncodeReach(max(e.rate for e in reach), min(e.latency for e in reach))
+    # Of all B_m, as many as stages have the smallest parts and so the quickest pass through all stages. A single one
+    # has the largest part and so the least time per sequence.
+    best = bounds(fastest, replace(decoder, busiest=together.busiest))
     return CandidateFamily(
         policy,
         best.ceiling,
