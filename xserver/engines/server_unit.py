@@ -19,6 +19,7 @@ from xserver.telemetry.reporting import reporting
 NODE_WAIT_S = 30.0
 """Seconds for which accepted requests wait for a lost node."""
 _LOOK_S = 0.05
+_TURNS_ONLY = ": only models that take turns on shared devices keep their bounds (`exegpt plan --method temporal`)"
 
 
 class ServerUnit(EngineUnit):
@@ -119,6 +120,7 @@ class ServerUnit(EngineUnit):
         if frontend.shares:
             served += f"; it shares its devices with {', '.join(frontend.shares)}"
             served += "" if promises else " and promises no latency bound"
+            served += _TURNS_ONLY if bound and not promises else ""
         seconds = time.monotonic() - self._started_s
         output.note(served, event="ready", model=frontend.model.name, seconds=round(seconds, 3))
 

@@ -115,7 +115,11 @@ def test_short_requests_of_both_models_come_first_with_the_same_tokens(folder, t
 
 @pytest.mark.parametrize(
     ("share", "bound_s"),
-    [("time", 300.0), *(pytest.param(share, None, marks=pytest.mark.slow) for share in SHARES)],
+    [
+        ("time", 300.0),
+        pytest.param("priority", 300.0, marks=pytest.mark.slow),
+        *(pytest.param(share, None, marks=pytest.mark.slow) for share in SHARES),
+    ],
 )
 @pytest.mark.timeout(300)
 def test_a_server_of_a_plan_answers_short_requests_of_both_models_first(folder, tmp_path, share, bound_s):
@@ -144,7 +148,11 @@ def test_a_server_of_a_plan_answers_short_requests_of_both_models_first(folder, 
             os.kill(int(engine), signal.SIGCONT)
         assert {answer.result() for answer in asked} == {200}
         log = server.log.read_text()
-    assert ("promises no latency bound" in log) is (SHARES[share] is not None and bound_s is None)
+    promised = SHARES[share] is None or (share == "time" and bound_s is not None)
+    assert ("promises no latency bound" in log) is not promised
+    assert ("only models that take turns on shared devices keep their bounds" in log) is (
+        not promised and bool(bound_s)
+    )
     for model in ("tiny", "deep"):
         words = [word for word, of in ended if of == model and word != "first"]
         assert words[-2:] == ["essay"] * 2 and words.index("essay") >= 2, ended
