@@ -37,7 +37,7 @@ def test_policies_with_the_same_reason_share_a_line():
 def test_the_best_on_an_engine_is_of_its_policies():
     every = answer(alternative("rra", 12.0), alternative("orca", 9.0), alternative("chunked", 10.0))
     assert best_on(every, "exegpt").policy == "rra" and best_on(every, "vllm").policy == "chunked"
-    assert best_on(every, "vllm", lambda a: 1 / throughput(a)).policy == "orca"
+    assert best_on(every, "exegpt", lambda a: 1 / throughput(a)).policy == "orca"
     assert best_on(answer(alternative("chunked", None)), "vllm") is None
 
 

@@ -407,3 +407,12 @@ def test_what_may_be_the_answer_by_a_tie_is_told_to_be_as_good():
     assert preferred([best, other], lambda a: a.estimate.throughput_tok_s, lambda a: a.policy) is other
     ahead, behind = _compared((best, other), best)
     assert ahead.reason == "the best; orca is equally good; full" and behind.reason == "equal to rra; late"
+
+
+def test_lengths_vary_unless_they_are_said_not_to():
+    """By the latency: requests that vary wait longer for each other."""
+    usual, varied, alike = (
+        tune(MODEL, ONE, SHORT, profile(), policies=("static",), **how).estimate
+        for how in ({}, {"variation": True}, {"variation": False})
+    )
+    assert usual == varied and alike.latency_s != varied.latency_s

@@ -82,6 +82,7 @@ def test_what_a_switch_of_model_takes_is_as_measured(share, counts):
     published = 1.04 if share.pool == "merged" else 1.0
     assert overhead_of(models, profiles) == published, "one of them doesn't know"
     assert overhead_of(models, dict.fromkeys("abc", measured)) == 1.0
+    assert overhead_of(models[:1], {"a": measured}) == 1.0, "one model has nobody to share with"
     slower = dict.fromkeys("ab", measured) | {"c": replace(measured, merged_blocks=1.02)}
     assert overhead_of(models, slower) == 1.02, "the largest that was measured"
 

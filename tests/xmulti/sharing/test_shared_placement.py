@@ -15,6 +15,7 @@ from xmulti.sharing.placement import MOST_SHARES
 from xmulti.sharing.shared_devices import (
     MAX_NUM_SEQS,
     PREFILL_TOKENS,
+    most_of_unit,
     place_together,
     popular_of,
     share_unit,
@@ -38,6 +39,9 @@ def test_a_models_figures_for_placements_are_those_of_its_spec(demands):
     tokens = lengths.input.max + lengths.output.max
     assert popular.longest % BLOCK_SIZE == 0 and BLOCK_SIZE <= popular.longest - tokens < 2 * BLOCK_SIZE
     assert popular.cost(1) and popular.cost(2) and popular.cost(3) is None
+    assert (
+        most_of_unit(demands, CLUSTER, 2) > most_of_unit(demands, CLUSTER, 1) > 0 == most_of_unit(demands, CLUSTER, 3)
+    )
     profile = idle.setting.profile
     one = replace(profile, degrees=tuple(degree for degree in profile.degrees if degree.tp == 1))
     alone = popular_of(replace(idle, setting=replace(idle.setting, profile=one)), CLUSTER)
