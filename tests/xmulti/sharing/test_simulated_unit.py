@@ -1,6 +1,7 @@
 """Models that share devices in simulated time: rows of iterations beside iterations one by one, and who waits."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from xcore.policies.one_phase import OnePhasePolicy as Limits
 from xcore.policies.sharing import FirstComeSharing, TimeSharing
 from xcore.specs.workload import RequestLengths
 from xmulti.sharing.replay import ModelLoad, replay_unit
+from xmulti.sharing.tenant import SimulatedTenant
 
 BLOCK = 4
 REQUESTS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.floats(0, 3)), min_size=1, max_size=10)
@@ -219,3 +221,17 @@ def test_what_is_asked_for_nothing_takes_no_time_and_spans_are_kept_on_request()
     assert run.seconds == 0.0 and run.served == {"a": ()} and run.busy_s == {"a": 0.0}
     some = [ModelLoad("a", Cost(), [RequestLengths(4, 3)], BlockPool(12, BLOCK))]
     assert replay_unit(some, "time").spans == () and replay_unit(some, "time", timeline=True).spans
+
+
+@pytest.mark.parametrize(("iterations", "blocks"), [(1, 1), (4, 2), (5, 3)])
+def test_a_row_lacks_the_blocks_that_its_sequences_do_not_have_yet(iterations, blocks):
+    """Blocks of four tokens. Sequences of 4, 2 and 8 cached tokens have 1, 1 and 4: the last has enough."""
+    decode = [SimpleNamespace(cached=cached, blocks=range(has)) for cached, has in ((4, 1), (2, 1), (8, 4))]
+    ledger = SimpleNamespace(pool=SimpleNamespace(block_size=4))
+    tenant = SimulatedTenant("a", ledger, Cost(), Limits(), None)
+    assert tenant._missing(SimpleNamespace(decode=decode), iterations) == blocks
+    assert tenant.ahead == 0, "nothing runs"
+    tenant.job = SimpleNamespace(step=SimpleNamespace(decode=decode), ends=np.arange(1.0, 1.0 + iterations))
+    assert tenant.ahead == blocks and tenant._taken(0.5) == 1 == tenant._taken(0.0)
+    tenant.job.step = SimpleNamespace(decode=[])
+    assert tenant.ahead == tenant._taken(0.5) == 0
