@@ -86,7 +86,8 @@ def test_tests_are_recorded_with_their_lines_and_those_of_their_fixtures(tmp_pat
         "tests/test_module.py": "import pytest\nfrom xcore.module import Box, largest\n"
         "@pytest.fixture(scope='module')\ndef box():\n    return Box().of()\n"
         "def test_largest(box):\n    assert largest([1, 2]) == box\n"
-        "def test_box(box):\n    assert box == 2\n",
+        "def test_box(box):\n    assert box == 2\n"
+        "def test_that_fails():\n    assert largest([]) == 1\n",
     }
     files["xmulti/none.py"] = files["xscheduler/none.py"] = files["xsimulator/none.py"] = ""
     for name, text in files.items():
