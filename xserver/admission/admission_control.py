@@ -17,6 +17,7 @@ blocks. If it would be refused, it is judged with them, and accepted once the en
 """
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -87,12 +88,12 @@ class StartTable:
     made_s: float
     starts_s: tuple[float, ...]
     """Seconds from `made_s`, by place."""
+    round: int
+    """Number of sequences that a full engine starts until the first of them has ended: the last places of the table."""
+    round_s: float | None
+    """Seconds between a start and the one a round later; None if later places are beyond the horizon."""
     first: int
     """Index of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
-    round: int = 0
-    """Number of sequences that a full engine starts until the first of them has ended: the last places of the table."""
-    round_s: float | None = None
-    """Seconds between a start and the one a round later; None if later places are beyond the horizon."""
 
     def start_s(self, place: int) -> float | None:
         """Return the seconds from `made_s` until a place starts; None if that is beyond the horizon.
@@ -147,8 +148,10 @@ class Admission:
         self._pace = Pace(schedule, self._cost, opened.profile, now())
         self._acceptances = ArrivalRate(schedule.latency_bound_s or 1.0)
         self._retry, self._refusals = RetryAfter(schedule.latency_bound_s or 1.0), RecentRefusals()
-        self._table = StartTable(now(), (), 0)
+        self._table = StartTable(now(), (), 1, None, 0)
         self._accepted = 0
+        self._begun = {output.request.id for output in outputs() if output.tokens}
+        """Numbers of the running sequences whose prefills are recorded."""
         self._computing = False
         self._next_s = self._next_look_s = 0.0
         self._took_s = math.inf
@@ -209,6 +212,8 @@ class Admission:
         accepted one would come too late, or if too many sequences wait.
         """
         now = self._now()
+        if self.bound_s is not None and not self._outputs():
+            self._table = StartTable(now, *self._idle_starts, first=self._accepted)
         less = [self._pace.less_s(tokens, hit) for (tokens, _), hit in zip(prompts, cached, strict=False)]
         tokens = min(self._outputs_p99, max(most for _, most in prompts))
         demand = Demand(len(prompts), tokens, self._is_long(prompts), max(less, default=0.0))
@@ -221,7 +226,6 @@ class Admission:
         self._accepted += len(prompts)
         self._acceptances.come(len(prompts), now)
         self._retry.accepted(now)
-        self._pace.shared_by(len(self._outputs()) + len(prompts), now)
         return promise
 
     def lost_prefix(self) -> ApiError:
@@ -393,10 +397,20 @@ class Admission:
         now = self._now()
         self._refusals.clear(now)
         self._retry.ended(now)
-        self._pace.shared_by(len(self._outputs()), now)
+        self._record(now, output)
+        self._begun.discard(output.request.id)
         if output.first_s is not None:
             self._pace.found(len(output.request.prompt_ids), output.cached_tokens)
         self._learn(output)
+
+    def _record(self, now: float, *ended: Output) -> None:
+        """Record the prefills that have ended since the last record, and how many sequences share the engine now."""
+        running = [output for output in self._outputs() if output.tokens]
+        for output in (*running, *ended):
+            if output.tokens and output.request.id not in self._begun:
+                self._begun.add(output.request.id)
+                self._pace.began(len(output.request.prompt_ids), output.cached_tokens)
+        self._pace.shared_by(len(running), now)
 
     def _learn(self, output: Output) -> None:
         """Learn the pace from the tokens that a sequence has so far."""
@@ -416,7 +430,7 @@ class Admission:
         """Record a message of the engine; return whether a new table is due."""
         now = self._now()
         self._refusals.clear(now)
-        self._pace.shared_by(len(self._outputs()), now)
+        self._record(now)
         self._look(now)
         return not self._computing and now >= self._next_s and self.bound_s is not None
 
@@ -428,11 +442,11 @@ class Admission:
         self._computing = True
         standing, accepted = self._standing(), self._accepted
         try:
-            (starts, *later), took_s = await asyncio.to_thread(self._timed_starts, standing)
+            starts, took_s = await asyncio.to_thread(self._timed_starts, standing)
         finally:
             self._computing = False
         waiting = sum(1 for row in standing if not row.generated)
-        self._table = StartTable(now, starts, accepted - waiting, *later)
+        self._table = StartTable(now, *starts, first=accepted - waiting)
         self._refusals.clear(now)
         usual_s, self._took_s = min(took_s, self._took_s), took_s  # one slow table doesn't stay for many seconds
         self._next_s = self._now() + max(_LEAST_S, usual_s / _CPU_SHARE)
@@ -447,6 +461,11 @@ class Admission:
             lengths = len(request.prompt_ids), request.max_tokens, ends, generated
             rows.append(Standing(*lengths, output.keys, output.held or 0))
         return rows
+
+    @functools.cached_property
+    def _idle_starts(self) -> tuple[tuple[float, ...], int, float | None]:
+        """The starts of the requests that come to an idle engine: until its first message, there is no other table."""
+        return self._starts([])
 
     def _timed_starts(self, standing: list[Standing]) -> tuple[tuple[tuple[float, ...], int, float | None], float]:
         """Return the results of `_starts`, and the CPU time that they took: the thread may also wait for a CPU."""

@@ -1,12 +1,13 @@
 """Pace: an engine's speed at each load, predicted and measured.
 
 Sequences share the engine: with n of them, each gets its next token t(n) seconds after the last one. The engine's work
-is the integral of dt / t(n): the tokens that a sequence should have received meanwhile. The ratio of work to received
-tokens is the slowdown against the prediction at any load. It is learned by load, in octaves.
+is the tokens that a sequence should have received meanwhile. The ratio of work to received tokens is the slowdown
+against the prediction at any load. It is learned by load, in octaves.
 
-t(n) includes the prefills of the sequences that come meanwhile, of whole prompts. Cached prefixes save a part of them.
-The mean saving of recent sequences is taken out of t(n), so that the slowdown is the machine's own, and the saving of
-an accepted sequence isn't counted twice.
+t(n) includes the prefills of the sequences that come meanwhile, at the steady rate, of whole prompts. Cached prefixes
+save a part of them: the mean saving of recent sequences is taken out of t(n), so that the saving of an accepted
+sequence isn't counted twice. The work is measured without prefills, as in a burst they come at another rate: the
+predicted time of those that have ended is taken out of the time, and the pace is that of decoding alone.
 """
 
 import math
@@ -14,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from xcore.specs.schedule import Schedule
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.stage import Chunks
 from xsimulator.replay.continuation import Standing, continue_from
+
+T = TypeVar("T", float, Array)
 
 _MEMORY = 0.05
 """Weight of the latest measured service in the running scale."""
@@ -59,21 +63,29 @@ class Pace:
         self._loads, *seconds = (np.array(values) for values in zip(*points, strict=True))
         first_s, token_s = (np.maximum.accumulate(values) for values in seconds)
         self._cost, self._input = cost, round(schedule.workload.input.mean)
-        mean = schedule.workload.output.mean
-        context = self._input + mean / 2
+        self._input_s = self.prefill_s(self._input, 0)
+        mean, self._mixed, self._replicas = schedule.workload.output.mean, schedule.traits.mixed, schedule.replicas
+        self._context = context = self._input + mean / 2
         decode_s = [float(cost.decode.decode(max(1.0, load), context).sum()) for load in self._loads]
-        rates = self._loads / (first_s + (mean - 1) * token_s) / (schedule.replicas * len(cost.encode.costs))
+        rates = self._loads / (first_s + (mean - 1) * token_s) / schedule.replicas
+        alone_s = np.minimum(decode_s, token_s)
+        delays_s = (1 - alone_s / token_s) / rates
+        if self._mixed:
+            delays_s = np.maximum(delays_s, [self._mixed_s([(self._input, 0)], load) for load in self._loads])
         whole = np.arange(math.ceil(self._loads[-1]) + 1)
-        columns = token_s, np.minimum(decode_s, token_s), rates
+        columns = token_s, alone_s, rates, delays_s
         self._columns = np.array([np.interp(whole, self._loads, values) for values in columns])
-        """By whole load: seconds per token, without any prefill, and sequences per second of a replica's stage."""
+        """By whole load: seconds per token, and without any prefill; sequences per second of a replica; and the seconds
+        by which the prefill of a mean prompt delays the others' tokens."""
         self._rows: list[list[float]] = self._columns.T.tolist()
         self._first_s: list[float] = np.interp(whole, self._loads, first_s).tolist()
         prompts = [Standing(self._input, 1, 1)] * _WAITING
         ran = continue_from(schedule, cost, prompts, math.inf)
         self._joint_s = max(c.finish_s or 0.0 for c in ran) / len(ran)
-        self._saved_s = 0.0
-        """The mean predicted time of a prefill that recent sequences have saved."""
+        self._begun: list[tuple[int, int]] = []
+        """The prefills that have ended since the last record of the load: computed tokens, and cached ones."""
+        self._saved = 0.0
+        """The mean share of a prefill that recent sequences have saved."""
         self._scales: dict[int, float] = {}
         self._s, self._work, self._load_s = [now_s], [0.0], [0.0]
         """Marks: the time, the work until then, and the integral of the load."""
@@ -98,20 +110,35 @@ class Pace:
         loads = np.arange(1, most + 1, dtype=np.float64)
         octaves = np.rint(np.log2(loads)).astype(int)
         scales = np.array([self.scale(2.0**octave) for octave in range(int(octaves[-1]) + 1)])
-        whole, least, rate = self._columns[:, np.minimum(loads.astype(np.intp), len(self._rows) - 1)]
-        seconds: Array = scales[octaves] * np.maximum(least, whole * (1 - rate * self._saved_s))
+        rows = self._columns[:, np.minimum(loads.astype(np.intp), len(self._rows) - 1)]
+        seconds: Array = scales[octaves] * self._less_saved(*rows)
         return seconds
 
     def less_s(self, input_tokens: int, cached: int) -> float:
         """Return the predicted seconds by which cached tokens shorten `first_s`, the time for a mean prompt."""
         if not cached:
             return 0.0
-        return max(0.0, self.prefill_s(self._input, 0) - self.prefill_s(input_tokens - cached, cached))
+        return max(0.0, self._input_s - self.prefill_s(input_tokens - cached, cached))
 
     def prefill_s(self, tokens: int, past: int) -> float:
         """Return the predicted seconds of a prefill behind this many cached tokens."""
         chunks = Chunks((tokens,), (past,), 1)
         return sum(stage.step(chunks, 0, 0.0) for stage in self._cost.encode.costs)
+
+    def _delay_s(self, prompts: Sequence[tuple[int, int]], load: float) -> float:
+        """Return the seconds by which the prefills of a replica's prompts delay `load` sequences."""
+        if prompts and self._mixed:
+            return self._mixed_s(prompts, load)
+        delay_s = self._rows[min(math.ceil(load), len(self._rows) - 1)][-1]
+        return delay_s * sum(self.prefill_s(*prompt) for prompt in prompts) / self._input_s
+
+    def _mixed_s(self, prompts: Sequence[tuple[int, int]], load: float) -> float:
+        """Return the seconds by which prompts make an iteration with `load` sequences longer, on a mean stage."""
+        costs, decoding = self._cost.encode.costs, max(1, round(load / self._replicas))
+        tokens, past = zip(*prompts, strict=True)
+        chunks = Chunks(tokens, past, len(prompts))
+        more_s = (c.step(chunks, decoding, self._context) - c.step(None, decoding, self._context) for c in costs)
+        return sum(more_s) / len(costs)
 
     def service_s(self, tokens: int, load: float) -> float:
         """Return the seconds from a sequence's start to the last of its tokens."""
@@ -135,7 +162,7 @@ class Pace:
 
         At a load without measurements, it is the ratio at the nearest load with some, but at least 1.
         """
-        octave = _octave(load)
+        octave = _octave(min(load, self.most))
         if not self._scales or octave in self._scales:
             return self._scales.get(octave, 1.0)
         return max(1.0, self._scales[min(self._scales, key=lambda learned: (abs(learned - octave), learned))])
@@ -143,9 +170,9 @@ class Pace:
     # ---- measurements ----
 
     def shared_by(self, load: int, now_s: float) -> None:
-        """Record that `load` sequences share the engine from now on."""
+        """Record that `load` running sequences share the engine from now on; waiting ones don't count."""
         if self._load:
-            work = (now_s - self._s[-1]) / self._predicted_s(self._load)
+            work = self._work_within(now_s - self._s[-1], self._load)
             self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
         elif load:
             self._mark(now_s, self._work[-1], self._load_s[-1])
@@ -161,14 +188,40 @@ class Pace:
         before = self._scales.get(octave, self.scale(load))
         self._scales[octave] = min(high, max(low, before + _MEMORY * (ratio - before)))
 
+    def began(self, input_tokens: int, cached: int) -> None:
+        """Record that a sequence has its first token; this many tokens of its prompt were in the cache."""
+        self._begun.append((max(1, input_tokens - cached), cached))
+
     def found(self, input_tokens: int, cached: int) -> None:
         """Learn from a sequence that found this many tokens of its prompt in the cache."""
-        self._saved_s += _MEMORY * (self.less_s(input_tokens, cached) - self._saved_s)
+        saved = 0.0
+        if cached:
+            taken_s = self._delay_s([(input_tokens - cached, cached)], self.most)
+            saved = max(0.0, 1 - taken_s / self._delay_s([(self._input, 0)], self.most))
+        self._saved += _MEMORY * (saved - self._saved)
+
+    def _work_within(self, seconds: float, load: int) -> float:
+        """Return the tokens that each of `load` sequences should have received in the last seconds.
+
+        Negative after long prefills, as the time until they ended has counted as work.
+        """
+        begun, self._begun = self._begun[:: self._replicas], []
+        _, alone_s, _, _ = self._rows[min(load, len(self._rows) - 1)]
+        return (seconds - self.scale(load) * self._delay_s(begun, load)) / alone_s
 
     def _predicted_s(self, load: float) -> float:
-        """Return the predicted seconds per token: a sequence takes the engine 1 / rate seconds, less what it saves."""
-        whole, least, rate = self._rows[min(math.ceil(load), len(self._rows) - 1)]
-        return max(least, whole * (1 - rate * self._saved_s))
+        """Return the predicted seconds per token."""
+        seconds: float = self._less_saved(*self._rows[min(math.ceil(load), len(self._rows) - 1)])
+        return seconds
+
+    def _less_saved(self, whole: T, alone: T, rate: T, delay: T) -> T:
+        """Return the seconds per token, from the columns of a load.
+
+        Prefills take the share `1 - alone / whole` of the time without savings. With them, each takes less, and there
+        are more: a sequence takes the engine `1 / rate` seconds, less what it saves.
+        """
+        share = (1 - alone / whole) * (1 - self._saved) / (1 - rate * delay * self._saved)
+        return alone / (1 - share)
 
     def _mark(self, s: float, work: float, load_s: float) -> None:
         marks = (self._s, s), (self._work, work), (self._load_s, load_s)

@@ -20,6 +20,14 @@ from xserver.http.api_error import ApiError
 
 ORCA = OrcaControl(max_num_seqs=64, prefills_per_step=1)
 CHUNKED = ChunkedControl(max_num_seqs=64, max_num_batched_tokens=2048)
+LARGE_STEPS = replace(
+    SCHEDULE,
+    policy="chunked",
+    control=ChunkedControl(max_num_seqs=128, max_num_batched_tokens=36864),
+    kv_blocks=9000,
+    workload=parse_workload("40/16"),
+)
+"""One iteration prefills all prompts that wait, and all outputs are of one length."""
 
 
 def told_to_wait(server, number, input_tokens, output_tokens):
@@ -31,7 +39,7 @@ def told_to_wait(server, number, input_tokens, output_tokens):
     return None
 
 
-def burst(schedule, count=400, seed=0):
+def burst(schedule, count=400, seed=0, gap_s=5e-4):
     """Send requests at once, and each refused one once more when it was told to.
 
     Returns the times of the second ones with their acceptance, and the server.
@@ -41,7 +49,7 @@ def burst(schedule, count=400, seed=0):
         side.sample(count, rng).astype(int).tolist() for side in (schedule.workload.input, schedule.workload.output)
     )
     for number in range(count):
-        server.run(1.0 + number * 5e-4)
+        server.run(1.0 + number * gap_s)
         told_s = told_to_wait(server, number, inputs[number], outputs[number])
         if told_s is not None:
             heapq.heappush(retries, (server.now_s + told_s, number))
@@ -64,13 +72,20 @@ def test_several_rounds_of_residents_are_in_time(control):
     assert all(end_s <= output.added_s + 20.0 for output, end_s in server.finished)
 
 
-def test_sequences_that_start_together_also_end_together():
-    """The places of a third round start only when all of the second round end, which have started together."""
-    control = ChunkedControl(max_num_seqs=128, max_num_batched_tokens=36864)
-    schedule = replace(SCHEDULE, policy="chunked", control=control, kv_blocks=9000, latency_bound_s=2.0)
-    _, server = burst(replace(schedule, workload=parse_workload("40/16")))
-    assert len(server.finished) > 2 * 128
-    assert all(end_s <= output.added_s + 2.0 for output, end_s in server.finished)
+@pytest.mark.parametrize(("bound_s", "rounds"), [(1.25, 1), (2.0, 1.9)])
+def test_sequences_that_start_together_also_end_together(bound_s, rounds):
+    """A new server, whose engine has sent no message, gets a burst; all of a round start when the last one ends."""
+    schedule = replace(LARGE_STEPS, latency_bound_s=bound_s)
+    _, server = burst(schedule, gap_s=1e-4)
+    assert len(server.finished) > rounds * 128
+    assert all(end_s <= output.added_s + bound_s for output, end_s in server.finished)
+
+
+def test_the_prefills_of_a_burst_are_not_taken_for_a_slower_machine():
+    """The oracle: an engine that is exactly as predicted. Its first sequences wait for the prefills of 90 others."""
+    _, server = burst(replace(LARGE_STEPS, latency_bound_s=2.0))
+    scales = server.admission._pace._scales
+    assert scales and all(0.9 <= scale <= 1.1 for scale in scales.values())
 
 
 @pytest.mark.parametrize("bound_s", [3.0, pytest.param(8.0, marks=pytest.mark.slow)])
