@@ -58,11 +58,11 @@ class Address:
 
         Raises InputError for an invalid URL or an unknown host.
         """
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             name, port = parts.hostname, parts.port
         except ValueError:
-            name, port = None, None
+            parts, name, port = urlsplit(""), None, None
         if parts.scheme not in ("http", "https") or not name:
             raise InputError(f"'{url}' is not the URL of an endpoint: write one like http://localhost:8000.")
         secure = parts.scheme == "https"

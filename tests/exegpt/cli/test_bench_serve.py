@@ -194,6 +194,7 @@ def test_bad_inputs_are_refused(exegpt, endpoint, arguments, message):
         ("ftp://localhost", "not the URL"),
         ("http://", "not the URL"),
         ("http://localhost:x", "not the URL"),
+        ("[", "not the URL"),
         ("http://no-such-host.invalid", "isn't known"),
     ],
 )
