@@ -22,14 +22,14 @@ from xcore.requests.engine_protocol import Opened
 from xcore.specs.cluster_plan import PlannedModel, Unit
 from xmulti.serving.shared_pace import SharedPace
 from xmulti.sharing.unit_continuation import UnitContinuation
-from xserver.admission.admission_control import Admission, Promise, _Refused
+from xserver.admission.admission_control import Admission, Promise, Refused, StartTable
 from xserver.admission.arrival_rate import ArrivalRate
 from xserver.engines.engine_link import Output
 from xserver.http.frontend import AdmissionMaker
 from xsimulator.replay.continuation import Standing
 
-_ROUND = 16
-"""Sequences of a round of starts (`StartTable`), at most: each costs time to simulate, and later rounds repeat it."""
+_FRESH_S = 1.0
+"""Seconds for which the starts beside other busy models hold: computing them takes a while."""
 _FEW = 0.2
 """Requests within about a bound up to which a model doesn't count as asked for."""
 _STEPS = 40
@@ -57,8 +57,8 @@ class SharedAdmission(Admission):
         load, overhead = continuation.loads[self.name], continuation.overhead
         self._pace = self.pace = SharedPace(self._schedule, self._cost, opened.profile, load, overhead, now())
         self._unit, self._continuation = unit, continuation
-        self._prefilled: set[str] = set()
-        """Ids of the running sequences that have a token."""
+        self._idle_beside = StartTable(-math.inf, (), 1, None, 0)
+        """The latest table for an idle model beside busy ones."""
         self._offers_s = self.bound_s or 1.0
         self._offers = ArrivalRate(self._offers_s)
         self._beside: dict[str, list[Standing]] = {}
@@ -71,6 +71,11 @@ class SharedAdmission(Admission):
         """The number of its sequences."""
         return len(self._outputs())
 
+    @property
+    def running(self) -> int:
+        """The number of its sequences that have a token."""
+        return sum(1 for output in self._outputs() if output.tokens)
+
     # ---- decisions ----
 
     def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float, cached: Sequence[int] = ()) -> Promise:
@@ -79,7 +84,7 @@ class SharedAdmission(Admission):
         return super().admit(prompts, arrived_s, cached)
 
     def _judge(self, prompts: Sequence[tuple[int, int]], arrived_s: float, less: Sequence[float]) -> Promise:
-        """Return the promise to a request, or raise _Refused; the other models' accepted requests stay in time too."""
+        """Return the promise to a request, or raise Refused; the other models' accepted requests stay in time too."""
         self._unit.changed()
         others = [admission for admission in self._unit.each.values() if admission is not self]
         load, reserved_s = self.load + len(prompts), sum(other.reserved_s for other in others)
@@ -90,16 +95,16 @@ class SharedAdmission(Admission):
             return promise  # as `Admission` accepts any request while nothing else runs
         if promise.finish_s > promise.due_s:
             why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
-            raise _Refused("latency_bound", why, promise.finish_s - promise.due_s)
+            raise Refused("latency_bound", why, promise.finish_s - promise.due_s)
         more_s = self.pace.part_s(load) - self.pace.part_s(self.load)
         for other in others:
             late_s, ended_s = other.late_beside(more_s, self.pace.prefills_s([tokens for tokens, _ in prompts]))
             if late_s:
                 why = f"Some of {other.load} running requests to '{other.name}' would then miss their bound."
-                raise _Refused("latency_bound", why, late_s, ended_s, True)
+                raise Refused("latency_bound", why, late_s, ended_s, True)
             if load > max(1.0, self.entitled) and other.is_asked and cycle_s > other.most_cycle_s:
                 why = f"Requests to '{other.name}', which has a part of the same devices, would then miss their bound."
-                raise _Refused("latency_bound", why, self._wait_s(promise.tokens, load), 0.0, True)
+                raise Refused("latency_bound", why, self._wait_s(promise.tokens, load), 0.0, True)
         return promise
 
     @property
@@ -147,20 +152,28 @@ class SharedAdmission(Admission):
     @property
     def most_cycle_s(self) -> float:
         """The predicted seconds of a cycle above which 99 of 100 requests would be late, also if they start at once."""
-        return (self._within_s - self.pace.first_s(1)) / max(1, self._outputs_p99 - 1)
+        return (self._within_s - self._first_alone_s) / max(1, self._outputs_p99 - 1)
 
     def mean_load(self, cycle_s: float) -> float:
         """Return the mean number of its running sequences at its planned rate, if cycles take so long."""
-        return (self.rate_seq_s or 1.0) * (self.pace.first_s(1) + self._lengths.mean * cycle_s)
+        return (self.rate_seq_s or 1.0) * (self._first_alone_s + self._lengths.mean * cycle_s)
+
+    @property
+    def _first_alone_s(self) -> float:
+        """The predicted seconds to the first token of a request that doesn't wait."""
+        return self.pace.first_s(1) - self.pace.waiting_s
 
     # ---- measurements ----
 
     def begun_s(self) -> float:
         """Return the predicted seconds of the prefills that have ended since the last call."""
-        begun = {output.request.id: len(output.request.prompt_ids) for output in self._outputs() if output.tokens}
-        new = [tokens for number, tokens in begun.items() if number not in self._prefilled]
-        self._prefilled = set(begun)
-        return self.pace.prefills_s(new)
+        begun = [output for output in self._outputs() if output.tokens and not output.is_recorded]
+        for output in begun:
+            output.is_recorded = True
+        return self.pace.prefills_s([len(output.request.prompt_ids) for output in begun])
+
+    def _record(self, now: float, *ended: Output) -> None:
+        """Record nothing: the unit has recorded the prefills and the loads of all models (`UnitAdmissions.changed`)."""
 
     def beside(self, others: Sequence["SharedAdmission"]) -> None:
         """Count the present loads of the other models."""
@@ -187,6 +200,17 @@ class SharedAdmission(Admission):
 
     # ---- starts ----
 
+    def _idle_table(self, now: float) -> StartTable:
+        """Return the table for requests that come while the model has none: the other models may be busy."""
+        others = {name: other._standing() for name, other in self._unit.each.items() if other is not self}
+        if not any(others.values()):
+            self._beside = {}
+            return super()._idle_table(now)
+        if now - self._idle_beside.made_s > _FRESH_S:
+            self._beside = others
+            self._idle_beside = StartTable(now, *self._starts([]), first=0)
+        return replace(self._idle_beside, first=self._accepted)
+
     async def update(self) -> None:
         """Compute a new table, unless one is being computed, or no bound needs it."""
         if not self._computing:
@@ -206,7 +230,7 @@ class SharedAdmission(Admission):
         waiting = [row for row in standing if not row.generated]
         typical, pool = round(self._inputs.mean), self._continuation.loads[self.name].pool
         most = max(1, min(self._outputs_p99, pool.total * pool.block_size - typical))
-        places = min(_ROUND, math.ceil(self.pace.most))
+        places = math.ceil(self.pace.most)
         count = max(places, 2 * places - len(waiting))
         beyond = [Standing(typical, most, self._lengths.supposed(n, 0, most)) for n in range(count)]
         everything = {**self._beside, self.name: [*running, *waiting, *beyond]}
@@ -268,7 +292,7 @@ class UnitAdmissions:
         now_s = self._now()
         prefills_s = sum(admission.begun_s() for admission in every)
         for admission in every:
-            admission.pace.passed(admission.load, now_s, prefills_s)
+            admission.pace.passed(admission.running, now_s, prefills_s)
         for admission in every:
             admission.beside([other for other in every if other is not admission])
 
@@ -280,6 +304,10 @@ class UnitAdmissions:
         every = list(self.each.values())
         cycle_s = min(admission.most_cycle_s for admission in every)
         if math.isinf(cycle_s):
+            return
+        if cycle_s <= 0:  # no load keeps the tightest bound
+            for admission in every:
+                admission.entitled = 0.0
             return
         asked = [admission.mean_load(cycle_s) for admission in every]
         low, high = 0.0, min(a.pace.most / load for a, load in zip(every, asked, strict=True))

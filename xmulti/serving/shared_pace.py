@@ -61,15 +61,10 @@ class SharedPace(Pace):
         self.shared_by(load, now_s)
         self.prefilled_s = 0.0
 
-    def shared_by(self, load: int, now_s: float) -> None:
-        """Record that `load` sequences share the engine from now on; the work is that of the time without prefills."""
-        if self._load:
-            seconds, running = now_s - self._s[-1], min(self._load, len(self._iteration_s) - 1)
-            work = max(0.0, seconds - self.prefilled_s) / (self._iteration_s[running] + self.other_iterations_s)
-            self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * seconds)
-        elif load:
-            self._mark(now_s, self._work[-1], self._load_s[-1])
-        self._load = load
+    def _work_within(self, seconds: float, load: int) -> float:
+        """Return the work of the time without all models' prefills, by the time of a cycle's iterations."""
+        iteration_s = self._iteration_s[min(load, len(self._iteration_s) - 1)]
+        return (seconds - self.prefilled_s) / (iteration_s + self.other_iterations_s)
 
     def part_s(self, load: float) -> float:
         """Return the predicted seconds of this model's part of a cycle, with the switch to it; 0 without sequences."""

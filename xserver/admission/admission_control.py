@@ -109,7 +109,7 @@ class StartTable:
         return self.starts_s[place - rounds * self.round] + rounds * self.round_s
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """A request that is refused now, but may fit after `room_s`, and further ones after `further_s`.
 
     `for_others`: it would make others late.
@@ -150,8 +150,6 @@ class Admission:
         self._retry, self._refusals = RetryAfter(schedule.latency_bound_s or 1.0), RecentRefusals()
         self._table = StartTable(now(), (), 1, None, 0)
         self._accepted = 0
-        self._begun = {output.request.id for output in outputs() if output.tokens}
-        """Numbers of the running sequences whose prefills are recorded."""
         self._computing = False
         self._next_s = self._next_look_s = 0.0
         self._took_s = math.inf
@@ -191,10 +189,10 @@ class Admission:
         wait_s, length = (tokenizing.wait_s, tokenizing.length) if tokenizing else (0.0, 0)
         if length >= self._max_waiting:
             why = f"{length} requests are already waiting to be tokenized."
-            refusal = self._refusal(demand, _Refused("concurrency_limit", why, wait_s))
+            refusal = self._refusal(demand, Refused("concurrency_limit", why, wait_s))
         elif wait_s and now + wait_s + self._pace.first_s(1) > arrived_s + self._within_s:
             why = f"The texts that wait to be tokenized take longer than the latency bound of {self.bound_s:g} s."
-            refusal = self._refusal(demand, _Refused("latency_bound", why, wait_s))
+            refusal = self._refusal(demand, Refused("latency_bound", why, wait_s))
         else:
             may_be_long = bounds.most_input is None or bounds.most_input > self.usual_input
             kinds = [False] * (bounds.least_input <= self.usual_input) + [True] * may_be_long
@@ -213,7 +211,7 @@ class Admission:
         """
         now = self._now()
         if self.bound_s is not None and not self._outputs():
-            self._table = StartTable(now, *self._idle_starts, first=self._accepted)
+            self._table = self._idle_table(now)
         less = [self._pace.less_s(tokens, hit) for (tokens, _), hit in zip(prompts, cached, strict=False)]
         tokens = min(self._outputs_p99, max(most for _, most in prompts))
         demand = Demand(len(prompts), tokens, self._is_long(prompts), max(less, default=0.0))
@@ -221,7 +219,7 @@ class Admission:
             raise self._refused(known)
         try:
             promise = self._promise(prompts, arrived_s, cached, less)
-        except _Refused as refused:
+        except Refused as refused:
             raise self._refused(self._remember(prompts, arrived_s, demand, min(less, default=0.0), refused)) from None
         self._accepted += len(prompts)
         self._acceptances.come(len(prompts), now)
@@ -231,26 +229,26 @@ class Admission:
     def lost_prefix(self) -> ApiError:
         """Return the error 429 for a request whose cached tokens the engine has lost before it could keep them."""
         why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
-        refused = _Refused("latency_bound", why, self._pace.first_s(1))
+        refused = Refused("latency_bound", why, self._pace.first_s(1))
         return self._refused(self._refusal(Demand(1, self._outputs_p99, False), refused))
 
     def _promise(
         self, prompts: Sequence[tuple[int, int]], arrived_s: float, cached: Sequence[int], less: Sequence[float]
     ) -> Promise:
-        """Return the promise to a request, which counts on its cached tokens only if need be; or raise _Refused."""
+        """Return the promise to a request, which counts on its cached tokens only if need be; or raise Refused."""
         try:
             return self._judge(prompts, arrived_s, [0.0] * len(prompts))
-        except _Refused:
+        except Refused:
             if not any(cached):
                 raise
         return replace(self._judge(prompts, arrived_s, less), cached=tuple(cached))
 
     def _judge(self, prompts: Sequence[tuple[int, int]], arrived_s: float, less: Sequence[float]) -> Promise:
-        """Return the promise to a request if each prompt's prefill takes this much less time; or raise _Refused."""
+        """Return the promise to a request if each prompt's prefill takes this much less time; or raise Refused."""
         running, now = self._outputs(), self._now()
         waiting = sum(1 for output in running if not output.tokens)
         if waiting + len(prompts) > self._max_waiting:
-            raise _Refused("concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
+            raise Refused("concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
         long, load = self._is_long(prompts), len(running) + len(prompts)
         start = self._start_s(len(prompts)) if running else now
         most = min(self._outputs_p99, max(most for _, most in prompts))
@@ -263,10 +261,10 @@ class Admission:
         if running and finish > due:
             why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
             own_s = self._wait_s(most, load) if math.isinf(finish) else finish - due
-            raise _Refused("latency_bound", why, max(own_s, late_s), ended_s, late_s > 0)
+            raise Refused("latency_bound", why, max(own_s, late_s), ended_s, late_s > 0)
         if late_s:
             why = f"Some of {len(running)} running requests would then miss the bound of {self.bound_s:g} s."
-            raise _Refused("latency_bound", why, late_s, ended_s, True)
+            raise Refused("latency_bound", why, late_s, ended_s, True)
         if self.bound_s is not None and long:
             self._check_share(running)
         start = math.inf if start is None else start
@@ -337,7 +335,7 @@ class Admission:
         return max(_LEAST_S, float(np.max(((1 - share) * ends_s)[late]))), float(np.min(ends_s[late]))
 
     def _remember(
-        self, prompts: Sequence[tuple[int, int]], arrived_s: float, demand: Demand, less: float, refused: "_Refused"
+        self, prompts: Sequence[tuple[int, int]], arrived_s: float, demand: Demand, less: float, refused: Refused
     ) -> Refusal:
         """Remember a refusal for all requests with at least this demand, and return it.
 
@@ -348,7 +346,7 @@ class Admission:
         if self._schedule.prefix_caching:
             try:
                 self._judge(prompts, arrived_s, [math.inf] * len(prompts))
-            except _Refused as without:
+            except Refused as without:
                 refused, with_prefills = without, replace(demand, less_s=math.inf)
         refusal = self._refusal(with_prefills, refused)
         self._refusals.add(refusal)
@@ -356,7 +354,7 @@ class Admission:
             self._refusals.add(replace(refusal, demand=replace(with_prefills, long=not demand.long)))
         return refusal
 
-    def _refusal(self, demand: Demand, refused: "_Refused") -> Refusal:
+    def _refusal(self, demand: Demand, refused: Refused) -> Refusal:
         now, load = self._now(), min(max(1, len(self._outputs())), self._pace.most)
         per_s = load / self._pace.service_s(round(self._lengths.mean), load)
         until_s, further_s = now + refused.room_s, now + refused.further_s
@@ -373,14 +371,14 @@ class Admission:
         return max(1, ending) * self._pace.service_s(round(self._lengths.mean), load) / load
 
     def _check_share(self, running: Sequence[Output]) -> None:
-        """Raise _Refused if too many requests with longer prompts than the schedule's workload are running."""
+        """Raise Refused if too many requests with longer prompts than the schedule's workload are running."""
         long = sum(1 for output in running if len(output.request.prompt_ids) > self.usual_input)
         residents = (self._schedule.control.of_kind("residents") or 0) * self._schedule.replicas or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
             why = (
                 f"Few requests of more than {self.usual_input:,} input tokens may run at once, and {long} are running."
             )
-            raise _Refused("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
+            raise Refused("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
         """Return when the last of `count` more sequences starts; None if that is beyond the table."""
@@ -398,7 +396,6 @@ class Admission:
         self._refusals.clear(now)
         self._retry.ended(now)
         self._record(now, output)
-        self._begun.discard(output.request.id)
         if output.first_s is not None:
             self._pace.found(len(output.request.prompt_ids), output.cached_tokens)
         self._learn(output)
@@ -407,8 +404,8 @@ class Admission:
         """Record the prefills that have ended since the last record, and how many sequences share the engine now."""
         running = [output for output in self._outputs() if output.tokens]
         for output in (*running, *ended):
-            if output.tokens and output.request.id not in self._begun:
-                self._begun.add(output.request.id)
+            if output.tokens and not output.is_recorded:
+                output.is_recorded = True
                 self._pace.began(len(output.request.prompt_ids), output.cached_tokens)
         self._pace.shared_by(len(running), now)
 
@@ -462,9 +459,13 @@ class Admission:
             rows.append(Standing(*lengths, output.keys, output.held or 0))
         return rows
 
+    def _idle_table(self, now: float) -> StartTable:
+        """Return the table for the requests that come to an idle engine: it has sent no message that makes one due."""
+        return StartTable(now, *self._idle_starts, first=self._accepted)
+
     @functools.cached_property
     def _idle_starts(self) -> tuple[tuple[float, ...], int, float | None]:
-        """The starts of the requests that come to an idle engine: until its first message, there is no other table."""
+        """The starts if nothing waits or runs."""
         return self._starts([])
 
     def _timed_starts(self, standing: list[Standing]) -> tuple[tuple[tuple[float, ...], int, float | None], float]:

@@ -33,6 +33,8 @@ _MEMORY = 0.05
 """Weight of the latest measured service in the running scale."""
 _SCALES = 0.5, 3.0
 """Limits of the scale: a machine whose speed differs more needs another schedule."""
+_MOST_BUSY = 0.95
+"""Maximum share of the time that prefills take: where they are predicted to delay more, no share would be left."""
 _LEAST_S = 0.05
 """Minimum time between two marks of the work."""
 _WAITING = 64
@@ -66,8 +68,9 @@ class Pace:
         self._input_s = self.prefill_s(self._input, 0)
         mean, self._mixed, self._replicas = schedule.workload.output.mean, schedule.traits.mixed, schedule.replicas
         self._context = context = self._input + mean / 2
-        decode_s = [float(cost.decode.decode(max(1.0, load), context).sum()) for load in self._loads]
-        rates = self._loads / (first_s + (mean - 1) * token_s) / schedule.replicas
+        loads = self._loads / schedule.replicas
+        decode_s = [float(cost.decode.decode(max(1.0, load), context).sum()) for load in loads]
+        rates = loads / (first_s + (mean - 1) * token_s)
         alone_s = np.minimum(decode_s, token_s)
         delays_s = (1 - alone_s / token_s) / rates
         if self._mixed:
@@ -127,9 +130,11 @@ class Pace:
 
     def _delay_s(self, prompts: Sequence[tuple[int, int]], load: float) -> float:
         """Return the seconds by which the prefills of a replica's prompts delay `load` sequences."""
-        if prompts and self._mixed:
-            return self._mixed_s(prompts, load)
         delay_s = self._rows[min(math.ceil(load), len(self._rows) - 1)][-1]
+        if prompts and self._mixed:
+            # A pipeline's tokens wait for more than the mean stage, at most for all stages.
+            mean_s, stages = self._mixed_s([(self._input, 0)], load), len(self._cost.encode.costs)
+            return self._mixed_s(prompts, load) * min(stages, max(1.0, delay_s / max(mean_s, 1e-9)))
         return delay_s * sum(self.prefill_s(*prompt) for prompt in prompts) / self._input_s
 
     def _mixed_s(self, prompts: Sequence[tuple[int, int]], load: float) -> float:
@@ -176,7 +181,7 @@ class Pace:
             self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
         elif load:
             self._mark(now_s, self._work[-1], self._load_s[-1])
-        self._load = load
+        self._load, self._begun = load, []
 
     def served(self, tokens: int, first_s: float, last_s: float) -> None:
         """Learn from a sequence with this many tokens, given the times of its first and last tokens."""
@@ -184,7 +189,7 @@ class Pace:
             return
         load = (self._at(last_s, self._load_s) - self._at(first_s, self._load_s)) / (last_s - first_s)
         ratio = (self._at(last_s, self._work) - self._at(first_s, self._work)) / (tokens - 1)
-        octave, (low, high) = _octave(load), _SCALES
+        octave, (low, high) = _octave(min(load, self.most)), _SCALES
         before = self._scales.get(octave, self.scale(load))
         self._scales[octave] = min(high, max(low, before + _MEMORY * (ratio - before)))
 
@@ -205,9 +210,9 @@ class Pace:
 
         Negative after long prefills, as the time until they ended has counted as work.
         """
-        begun, self._begun = self._begun[:: self._replicas], []
         _, alone_s, _, _ = self._rows[min(load, len(self._rows) - 1)]
-        return (seconds - self.scale(load) * self._delay_s(begun, load)) / alone_s
+        prefills_s = self._delay_s(self._begun, load) / self._replicas
+        return (seconds - self.scale(load) * prefills_s) / alone_s
 
     def _predicted_s(self, load: float) -> float:
         """Return the predicted seconds per token."""
@@ -220,8 +225,10 @@ class Pace:
         Prefills take the share `1 - alone / whole` of the time without savings. With them, each takes less, and there
         are more: a sequence takes the engine `1 / rate` seconds, less what it saves.
         """
-        share = (1 - alone / whole) * (1 - self._saved) / (1 - rate * delay * self._saved)
-        return alone / (1 - share)
+        busy = np.minimum(rate * delay, _MOST_BUSY)
+        share = (1 - alone / whole) * (1 - self._saved) / (1 - busy * self._saved)
+        seconds: T = alone / (1 - share)
+        return seconds
 
     def _mark(self, s: float, work: float, load_s: float) -> None:
         marks = (self._s, s), (self._work, work), (self._load_s, load_s)

@@ -50,6 +50,8 @@ class Output:
     """The log-probability of each prompt token, if the request wants them; they come with the first token."""
     cached_tokens: int = 0
     """Tokens of its prompt that were in the cache of prefixes; known from its first token on."""
+    is_recorded: bool = False
+    """Whether admission has recorded that its prefill has ended."""
     keys: Sequence[int] = ()
     """A short key for each full block of its prompt, if prefixes are cached."""
     held: int | None = None
