@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.xmulti.sharing.test_simulated_unit import BLOCK, MODELS, Cost, loads
@@ -41,6 +41,7 @@ def pools_of(kind, blocks):
 
 
 @settings(deadline=None)
+@example([(6, 0.0, 0), (70, 0.90625, 2)], 9, "parts")
 @given(
     st.lists(st.tuples(st.integers(LEAST, 200), st.floats(0, 1), st.integers(0, 9)), min_size=1, max_size=4),
     st.integers(1, WINDOW - 1),
