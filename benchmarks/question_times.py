@@ -1,7 +1,7 @@
 """How long thirty questions take that users ask today: CPU and wall seconds of each command, process start included.
 
 Each command runs in a process of its own, on two cores at most. The goal is 10 s of wall time on two cores with nothing
-else running; on a shared machine CPU seconds count.
+else running, and 20 s for questions of 64 GPUs; on a shared machine CPU seconds count.
 
     python -m benchmarks.question_times
     python -m benchmarks.question_times --only 3,17
@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-GOAL_S = 10.0
+GOAL_S, GOAL_OF_64_S = 10.0, 20.0
 CORES = 2
 FILES = {
     "prices.yaml": "H100-SXM: 2.9\nH200-SXM: 3.7\nA100-80GB: 1.6\nL40S: 0.9\nMI300X: 3.2\n",
@@ -58,7 +58,8 @@ QUESTIONS = (
     "-m qwen3-235b-a22b -c 8x8xH200-SXM -w 2048/512 -l 60s --tpot 60ms",
     "-m glm-4.5 -c 8x8xH100-SXM -w 4096/512 -l 5s",
 )
-"""Options of `exegpt tune`; the last three, on 64 GPUs, have a goal of 20 s."""
+"""Options of `exegpt tune`; the last three are of 64 GPUs."""
+FIRST_OF_64 = 28
 
 
 def seconds_of(arguments: Sequence[str], where: str) -> tuple[float, float, int]:
@@ -85,9 +86,11 @@ def main() -> None:
         for number in numbers:
             arguments = QUESTIONS[number - 1].split()
             wall, cpu, code = seconds_of(arguments, folder)
-            beyond += [number] if cpu > GOAL_S else []
+            beyond += [number] if cpu > (GOAL_S if number < FIRST_OF_64 else GOAL_OF_64_S) else []
             print(f"{number:2} {wall:6.1f} s, {cpu:6.1f} CPU s, exit {code}  {' '.join(arguments)}", flush=True)
-    print(f"{len(beyond)} of {len(numbers)} take more than {GOAL_S:g} CPU s: {', '.join(map(str, beyond)) or 'none'}")
+    print(
+        f"{len(beyond)} of {len(numbers)} take more CPU seconds than their goal: {', '.join(map(str, beyond)) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

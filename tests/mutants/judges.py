@@ -25,8 +25,8 @@ MOST_S, MOST = 25.0, 250
 def tests_of(path: str, line: int, reached: Reached, code: str) -> list[list[str]]:
     """Tests of a line: those of the folder that mirrors the module's, then others; each group shortest first.
 
-    A line that runs as its module is imported is judged by what reaches the function or the class whose it is, or by
-    what reaches the module.
+    A line that only runs when its module is imported is judged by the tests that reach the function or class around it,
+    or else by those that reach the module.
     """
     found = next(filter(None, (reached.tests(path, *lines) for lines in _around(code, line))), set())
     beside = f"tests/{Path(path).parent.as_posix()}/"
@@ -35,7 +35,7 @@ def tests_of(path: str, line: int, reached: Reached, code: str) -> list[list[str
 
 
 def _around(code: str, line: int) -> Iterable[tuple[int, int]]:
-    """First and last lines of the statement of a line, of what it is in, from the inside to the outside, and of all."""
+    """First and last lines of a line's statement, of each block around it from the inside outwards, and of the module."""
     nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt | ast.ExceptHandler)]
     inside = [node for node in nodes if node.lineno <= line <= (node.end_lineno or node.lineno)]
     inside.sort(key=lambda node: (node.end_lineno or node.lineno) - node.lineno)

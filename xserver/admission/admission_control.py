@@ -89,7 +89,7 @@ class StartTable:
     starts_s: tuple[float, ...]
     """Seconds from `made_s`, by place."""
     round: int
-    """Number of sequences that a full engine starts until the first of them has ended: the last places of the table."""
+    """Number of sequences that run at once. The table ends with so many places, which later ones repeat."""
     round_s: float | None
     """Seconds between a start and the one a round later; None if later places are beyond the horizon."""
     first: int

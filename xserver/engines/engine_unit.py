@@ -27,7 +27,7 @@ _MOST_LOST = 3
 It may be the cause: then the others are answered by the next engine.
 """
 _REFUSED = (2, 3)
-"""Exit code of an engine that can't run its input and has printed the reason.
+"""Exit codes of an engine that can't run its input, or keep a bound, and has printed the reason.
 
 If the engine never opened, the next one would fail in the same way.
 """

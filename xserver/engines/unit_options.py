@@ -61,7 +61,7 @@ class EngineUnitOptions:
     at: NodePlace | None = None
     """None: this process starts the engine."""
     admissions: "Callable[[], JointAdmissions] | None" = None
-    """Makes what lets models that share devices keep bounds; None: they have no bounds, or can't keep them."""
+    """Create the joint admission of models that share devices; None: they have no bounds, or can't keep them."""
 
 
 PROMISES = "--promises"
