@@ -88,9 +88,7 @@ def main() -> None:
             wall, cpu, code = seconds_of(arguments, folder)
             beyond += [number] if cpu > (GOAL_S if number < FIRST_OF_64 else GOAL_OF_64_S) else []
             print(f"{number:2} {wall:6.1f} s, {cpu:6.1f} CPU s, exit {code}  {' '.join(arguments)}", flush=True)
-    print(
-        f"{len(beyond)} of {len(numbers)} take more CPU seconds than their goal: {', '.join(map(str, beyond)) or 'none'}"
-    )
+    print(f"{len(beyond)} of {len(numbers)} exceed their goal: {', '.join(map(str, beyond)) or 'none'}")
 
 
 if __name__ == "__main__":

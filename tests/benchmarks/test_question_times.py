@@ -15,4 +15,4 @@ def test_a_command_is_timed_and_those_beyond_the_goal_are_named(monkeypatch, cap
     question_times.main()
     first, second, last = capsys.readouterr().out.splitlines()
     assert "exit 0" in first and small in first and "exit 2" in second
-    assert last == "2 of 2 take more than 0 CPU s: 1, 2"
+    assert last == "2 of 2 exceed their goal: 1, 2"

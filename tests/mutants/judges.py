@@ -35,7 +35,7 @@ def tests_of(path: str, line: int, reached: Reached, code: str) -> list[list[str
 
 
 def _around(code: str, line: int) -> Iterable[tuple[int, int]]:
-    """First and last lines of a line's statement, of each block around it from the inside outwards, and of the module."""
+    """First and last lines of a line's statement, of each block around it, innermost first, and of the module."""
     nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt | ast.ExceptHandler)]
     inside = [node for node in nodes if node.lineno <= line <= (node.end_lineno or node.lineno)]
     inside.sort(key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
