@@ -254,7 +254,7 @@ def test_answers_are_as_described(several):
         method, path = operation.split()
         statuses = statuses_of(described[path][method], openapi.CHECKS)
         assert statuses <= {200, 400, 404}
-        assert 200 in statuses or path in ("/schedule", "/v1/models/{name}")
+        assert 200 in statuses or path in ("/schedule", "/tokenizer_info", "/v1/models/{name}")  # drawn names
 
 
 def engines(server):
