@@ -22,8 +22,9 @@ from xcore.requests.engine_protocol import Opened
 from xcore.specs.cluster_plan import PlannedModel, Unit
 from xmulti.serving.shared_pace import SharedPace
 from xmulti.sharing.unit_continuation import UnitContinuation
-from xserver.admission.admission_control import Admission, Promise, Refused, StartTable
+from xserver.admission.admission_control import Admission, Promise, Refused
 from xserver.admission.arrival_rate import ArrivalRate
+from xserver.admission.start_table import StartTable, in_order
 from xserver.engines.engine_link import Output
 from xserver.http.frontend import AdmissionMaker
 from xsimulator.replay.continuation import Standing
@@ -132,12 +133,7 @@ class SharedAdmission(Admission):
         without_s = self._shared_s(left) + waiting_s
         with self.pace.slower_by(more_s):
             ends_s = self._shared_s(left) + waiting_s + prefills_s
-        late = (ends_s > due_s) & (due_s >= np.array(left) * self.pace.token_s(1))
-        if not late.any():
-            return 0.0, 0.0
-        slower_s = np.maximum(ends_s - without_s - prefills_s, 1e-9)
-        share = np.clip((due_s - without_s - prefills_s) / slower_s, 0.0, 1.0)
-        return max(0.01, float(np.max(((1 - share) * ends_s)[late]))), float(np.min(ends_s[late]))
+        return self._room_s(left, due_s, ends_s, without_s + prefills_s)
 
     def _prefills_s(self, running: Sequence[Output], left: Sequence[int], less: Sequence[float]) -> tuple[Array, Array]:
         """Return the seconds of prefills, as `Admission` does; the other models' waiting prompts are prefilled too."""
@@ -173,30 +169,21 @@ class SharedAdmission(Admission):
         return self.pace.prefills_s([len(output.request.prompt_ids) for output in begun])
 
     def _record(self, now: float, *ended: Output) -> None:
-        """Record nothing: the unit has recorded the prefills and the loads of all models (`UnitAdmissions.changed`)."""
+        """Record the prefills and the loads of all models of the unit."""
+        self._unit.changed()
 
     def beside(self, others: Sequence["SharedAdmission"]) -> None:
         """Count the present loads of the other models."""
         busy = [other for other in others if other.load]
         switch_s = self.pace.switch_s if busy else 0.0
         self.pace.others_s = switch_s + sum(other.pace.part_s(other.load) for other in busy)
-        self.pace.other_iterations_s = switch_s + sum(other.pace.iteration_s(other.load) for other in busy)
+        self.pace.other_iterations_s = switch_s + sum(other.pace.iteration_s(other.running) for other in busy)
         self.pace.waiting_s = sum(other.waiting_s for other in others)
 
     @property
     def waiting_s(self) -> float:
         """Predicted seconds of its waiting prompts' prefills."""
         return self.pace.prefills_s([len(o.request.prompt_ids) for o in self._outputs() if not o.tokens])
-
-    def ended(self, output: Output) -> None:
-        """Learn from a sequence that has ended."""
-        self._unit.changed()
-        super().ended(output)
-
-    def stepped(self) -> bool:
-        """Record a message of the engine; return whether a new table is due."""
-        self._unit.changed()
-        return super().stepped()
 
     # ---- starts ----
 
@@ -235,11 +222,8 @@ class SharedAdmission(Admission):
         beyond = [Standing(typical, most, self._lengths.supposed(n, 0, most)) for n in range(count)]
         everything = {**self._beside, self.name: [*running, *waiting, *beyond]}
         after = self._continuation.run(everything, self.bound_s)[self.name]
-        starts = [c.start_s for c in after[len(running) :] if c.start_s is not None]
-        ordered = np.maximum.accumulate(starts) if starts else np.zeros(0)
-        all_start = len(starts) == len(waiting) + count
-        round_s = float(ordered[-1] - ordered[-1 - places]) if all_start else None
-        return tuple(ordered.tolist()), places, round_s
+        starts, round_s = in_order([c.start_s for c in after[len(running) :]], places)
+        return tuple(starts.tolist()), places, round_s
 
 
 Accept = Callable[[AdmissionMaker], None]

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from xcore.arrays import Array
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xmulti.sharing.replay import ModelLoad
-from xserver.admission.pace import Pace
+from xserver.admission.pace import LoadPoint, Pace
 from xsimulator.cost.cost_model import ReplicaCost
 
 
@@ -34,20 +33,15 @@ class SharedPace(Pace):
         context = np.array([mean_input + mean_output / 2])
         held = load.pool.blocks_for(round(mean_input + mean_output / 2))
         most = max(1, min(load.limits.most_running, load.pool.total // held))
-        points, iterations_s = [], []
+        points: list[LoadPoint] = []
         for running in sorted({*(2**i for i in range(most.bit_length())), most}):
             (decode_s,) = load.cost.decode_seconds(running, context, load.limits.decode_share)
-            iterations_s.append(overhead * float(decode_s))
-            prefills_s = running / max(1.0, mean_output - 1) * prefill_s
-            points.append((float(running), prefill_s, iterations_s[-1] + prefills_s))
+            iteration_s, begun = overhead * float(decode_s), running / max(1.0, mean_output - 1)
+            points.append((float(running), prefill_s, iteration_s + begun * prefill_s, iteration_s))
         super().__init__(schedule, cost, profile, now_s, points)
-        self._iteration_s: list[float] = np.interp(np.arange(most + 1), [n for n, *_ in points], iterations_s).tolist()
-        """By whole load: seconds of an iteration."""
         self._limits, self._overhead, self._iterations = load.limits, overhead, load.cost
         self.switch_s = overhead * load.switch_s
         """Extra seconds of its iteration after another model's."""
-        self.others_s = 0.0
-        """Predicted seconds of the other models' parts of a cycle, and of the switches between models."""
         self.waiting_s = 0.0
         """Seconds of the prefills of the other models' waiting prompts."""
         self.other_iterations_s = 0.0
@@ -63,16 +57,19 @@ class SharedPace(Pace):
 
     def _work_within(self, seconds: float, load: int) -> float:
         """Return the work of the time without all models' prefills, by the time of a cycle's iterations."""
-        iteration_s = self._iteration_s[min(load, len(self._iteration_s) - 1)]
-        return (seconds - self.prefilled_s) / (iteration_s + self.other_iterations_s)
+        return (seconds - self.prefilled_s) / (self._iteration_s(load) + self.other_iterations_s)
 
     def part_s(self, load: float) -> float:
         """Return the predicted seconds of this model's part of a cycle, with the switch to it; 0 without sequences."""
-        return super()._predicted_s(load) + self.switch_s if load else 0.0
+        return self._predicted_s(load) - self.others_s + self.switch_s if load else 0.0
 
     def iteration_s(self, load: int) -> float:
         """Return the predicted seconds of this model's iteration in a cycle, with the switch to it."""
-        return self._iteration_s[min(load, len(self._iteration_s) - 1)] + self.switch_s if load else 0.0
+        return self._iteration_s(load) + self.switch_s if load else 0.0
+
+    def _iteration_s(self, load: int) -> float:
+        _, alone_s, *_ = self._rows[min(load, len(self._rows) - 1)]
+        return alone_s
 
     def prefills_s(self, prompts: Sequence[int]) -> float:
         """Return the seconds of prompts' prefills, by their tokens; as many at once as the model's limits let."""
@@ -92,10 +89,3 @@ class SharedPace(Pace):
     def first_s(self, load: float) -> float:
         """Return the seconds from a sequence's start to its first token, after the other models' waiting prompts."""
         return super().first_s(load) + self.waiting_s
-
-    def tokens_s(self, most: int) -> Array:
-        """Return the seconds per further token at each load from 1 to `most`."""
-        return np.array([self.token_s(load) for load in range(1, most + 1)])
-
-    def _predicted_s(self, load: float) -> float:
-        return super()._predicted_s(load) + self.others_s

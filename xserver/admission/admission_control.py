@@ -32,6 +32,7 @@ from xserver.admission.lengths import QUANTILE, Lengths
 from xserver.admission.pace import Pace
 from xserver.admission.refusals import Demand, RecentRefusals, Refusal
 from xserver.admission.retry_after import RetryAfter
+from xserver.admission.start_table import StartTable, in_order
 from xserver.admission.token_bounds import TokenBounds
 from xserver.admission.tokenizer_queue import TokenizerQueue
 from xserver.engines.engine_link import Output
@@ -79,34 +80,6 @@ class Promise:
     def end_s(self, tokens: int) -> float:
         """Return the predicted time at which the given number of tokens is generated."""
         return self.finish_s - (self.tokens - tokens) * self.token_s
-
-
-@dataclass(frozen=True)
-class StartTable:
-    """The predicted start of a sequence at each place of the queue."""
-
-    made_s: float
-    starts_s: tuple[float, ...]
-    """Seconds from `made_s`, by place."""
-    round: int
-    """Number of sequences that run at once. The table ends with so many places, which later ones repeat."""
-    round_s: float | None
-    """Seconds between a start and the one a round later; None if later places are beyond the horizon."""
-    first: int
-    """Index of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
-
-    def start_s(self, place: int) -> float | None:
-        """Return the seconds from `made_s` until a place starts; None if that is beyond the horizon.
-
-        Places beyond the table repeat its last round: sequences that started together may also end together.
-        """
-        beyond = place - len(self.starts_s) + 1
-        if beyond <= 0:
-            return self.starts_s[place]
-        if self.round_s is None:
-            return None
-        rounds = -(-beyond // self.round)
-        return self.starts_s[place - rounds * self.round] + rounds * self.round_s
 
 
 class Refused(Exception):
@@ -324,14 +297,16 @@ class Admission:
         """
         if not running:
             return 0.0, 0.0
-        now, alone_s = self._now(), self._pace.token_s(1)
-        waiting_s, prefills_s = self._prefills_s(running, left, less)
+        now, (_, prefills_s) = self._now(), self._prefills_s(running, left, less)
         due_s, ends_s = np.array([output.due_s - now for output in running]), shared[: len(running)] + prefills_s
-        late = (ends_s > due_s) & (due_s >= np.array(left) * alone_s)
+        return self._room_s(left, due_s, ends_s, self._shared_s(left) + prefills_s)
+
+    def _room_s(self, left: Sequence[int], due_s: Array, ends_s: Array, alone_s: Array) -> tuple[float, float]:
+        """Return the figures of `_late_s`. `alone_s` are the ends if the new prompts end after their prefills."""
+        late = (ends_s > due_s) & (due_s >= np.array(left) * self._pace.token_s(1))
         if not late.any():
             return 0.0, 0.0
-        without_s, new_s = self._shared_s(left) + waiting_s, prefills_s - waiting_s
-        share = np.clip((due_s - without_s - new_s) / np.maximum(ends_s - without_s - new_s, 1e-9), 0.0, 1.0)
+        share = np.clip((due_s - alone_s) / np.maximum(ends_s - alone_s, 1e-9), 0.0, 1.0)
         return max(_LEAST_S, float(np.max(((1 - share) * ends_s)[late]))), float(np.min(ends_s[late]))
 
     def _remember(
@@ -431,6 +406,11 @@ class Admission:
         self._look(now)
         return not self._computing and now >= self._next_s and self.bound_s is not None
 
+    async def prepare(self) -> None:
+        """Compute the table of an idle engine in a thread, so that the first request needn't wait for it."""
+        if self.bound_s is not None:
+            await asyncio.to_thread(lambda: self._idle_starts)
+
     async def update(self) -> None:
         """Compute a new table, unless one is being computed, or no bound needs it."""
         now = self._now()
@@ -489,8 +469,5 @@ class Admission:
         count = max(16, 2 * residents - len(waiting))
         beyond = [Standing(typical, most, self._lengths.supposed(n, 0, most)) for n in range(count)]
         after = continue_from(self._schedule, self._cost, [*running, *waiting, *beyond], self.bound_s)
-        starts = [c.start_s for c in after[len(running) :] if c.start_s is not None]
-        ordered = np.maximum.accumulate(starts) if starts else np.zeros(0)
-        all_start = len(starts) == len(waiting) + len(beyond)
-        round_s = float(ordered[-1] - ordered[-1 - residents]) if all_start else None
-        return tuple(np.repeat(ordered, replicas).tolist()), residents * replicas, round_s
+        starts, round_s = in_order([c.start_s for c in after[len(running) :]], residents)
+        return tuple(np.repeat(starts, replicas).tolist()), residents * replicas, round_s

@@ -28,6 +28,8 @@ from xsimulator.cost.stage import Chunks
 from xsimulator.replay.continuation import Standing, continue_from
 
 T = TypeVar("T", float, Array)
+LoadPoint = tuple[float, float, float, float]
+"""Sequences that share an engine; seconds from a start to the first token, per further token, and without prefills."""
 
 _MEMORY = 0.05
 """Weight of the latest measured service in the running scale."""
@@ -52,25 +54,20 @@ class Pace:
         cost: ReplicaCost,
         profile: Profile,
         now_s: float,
-        points: Sequence[tuple[float, float, float]] | None = None,
+        points: Sequence[LoadPoint] | None = None,
     ):
-        """Predict the pace. `points`, by load: sequences, seconds to the first token, and seconds per further token.
-
-        None: those of the schedule's steady states.
-        """
+        """Predict the pace from points in order of load; None: from the schedule's steady states."""
         if points is None:
             most = schedule.control.batch or 1
             batches = sorted({*(2**i for i in range(most.bit_length())), most})
             points = sorted(_steady(_filled(schedule, batch), cost, profile) for batch in batches)
-        self._loads, *seconds = (np.array(values) for values in zip(*points, strict=True))
+        self._loads, *seconds, decode_s = (np.array(values) for values in zip(*points, strict=True))
         first_s, token_s = (np.maximum.accumulate(values) for values in seconds)
         self._cost, self._input = cost, round(schedule.workload.input.mean)
         self._input_s = self.prefill_s(self._input, 0)
         mean, self._mixed, self._replicas = schedule.workload.output.mean, schedule.traits.mixed, schedule.replicas
-        self._context = context = self._input + mean / 2
-        loads = self._loads / schedule.replicas
-        decode_s = [float(cost.decode.decode(max(1.0, load), context).sum()) for load in loads]
-        rates = loads / (first_s + (mean - 1) * token_s)
+        self._context = self._input + mean / 2
+        rates = self._loads / schedule.replicas / (first_s + (mean - 1) * token_s)
         alone_s = np.minimum(decode_s, token_s)
         delays_s = (1 - alone_s / token_s) / rates
         if self._mixed:
@@ -93,6 +90,8 @@ class Pace:
         self._s, self._work, self._load_s = [now_s], [0.0], [0.0]
         """Marks: the time, the work until then, and the integral of the load."""
         self._load = 0
+        self.others_s = 0.0
+        """Predicted seconds per token that other models on the same devices take."""
 
     # ---- predictions ----
 
@@ -114,7 +113,7 @@ class Pace:
         octaves = np.rint(np.log2(loads)).astype(int)
         scales = np.array([self.scale(2.0**octave) for octave in range(int(octaves[-1]) + 1)])
         rows = self._columns[:, np.minimum(loads.astype(np.intp), len(self._rows) - 1)]
-        seconds: Array = scales[octaves] * self._less_saved(*rows)
+        seconds: Array = scales[octaves] * (self._less_saved(*rows) + self.others_s)
         return seconds
 
     def less_s(self, input_tokens: int, cached: int) -> float:
@@ -216,8 +215,7 @@ class Pace:
 
     def _predicted_s(self, load: float) -> float:
         """Return the predicted seconds per token."""
-        seconds: float = self._less_saved(*self._rows[min(math.ceil(load), len(self._rows) - 1)])
-        return seconds
+        return self._less_saved(*self._rows[min(math.ceil(load), len(self._rows) - 1)]) + self.others_s
 
     def _less_saved(self, whole: T, alone: T, rate: T, delay: T) -> T:
         """Return the seconds per token, from the columns of a load.
@@ -225,10 +223,9 @@ class Pace:
         Prefills take the share `1 - alone / whole` of the time without savings. With them, each takes less, and there
         are more: a sequence takes the engine `1 / rate` seconds, less what it saves.
         """
-        busy = np.minimum(rate * delay, _MOST_BUSY)
+        busy: T = np.minimum(rate * delay, _MOST_BUSY)
         share = (1 - alone / whole) * (1 - self._saved) / (1 - busy * self._saved)
-        seconds: T = alone / (1 - share)
-        return seconds
+        return alone / (1 - share)
 
     def _mark(self, s: float, work: float, load_s: float) -> None:
         marks = (self._s, s), (self._work, work), (self._load_s, load_s)
@@ -268,12 +265,16 @@ def _filled(schedule: Schedule, batch: int) -> Schedule:
     return replace(filled, kv_blocks=max(schedule.kv_blocks, batch * -(-longest // schedule.block_size)))
 
 
-def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> tuple[float, float, float]:
-    """Return the residents and the pace of an engine that a schedule fills.
+def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> LoadPoint:
+    """Return the point of an engine that a schedule fills; its load is by Little's law."""
+    residents, first_s, token_s = _steady_state(schedule, cost, profile)
+    context = round(schedule.workload.input.mean) + schedule.workload.output.mean / 2
+    decode_s = cost.decode.decode(max(1.0, residents / schedule.replicas), context)
+    return residents, first_s, token_s, float(decode_s.sum())
 
-    These are the mean number of sequences (Little's law), the seconds from a sequence's start to the first token, and
-    the seconds per further token.
-    """
+
+def _steady_state(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> tuple[float, float, float]:
+    """Return the mean number of sequences, the seconds to the first token, and the seconds per further token."""
     mean = schedule.workload.output.mean
     if xsimulator.has_steady_state(schedule):
         estimate = xsimulator.estimate(schedule, profile)

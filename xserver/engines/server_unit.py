@@ -138,6 +138,9 @@ class ServerUnit(EngineUnit):
         if not frontend.shares:
             self._documents["--schedule"] = opened.schedule
         frontend.opened(opened)
+        for each in self.frontends if frontend.together else (frontend,):
+            if each.admission:
+                self._beside(each.admission.prepare())
 
     def _heard(self, frontend: Frontend, stepped: Stepped) -> None:
         frontend.monitor.stepped(stepped)
