@@ -44,9 +44,9 @@ class SimulatedServer:
         self.now_s, self._next_table_s = 0.0, 0.0
         self._running: dict[int, tuple[Output, Sequence]] = {}
         self._told: dict[int, int] = {}
-        """Tokens of each running sequence in the messages so far, also in those that are still to come."""
+        """By running sequence: its tokens in all messages, received and pending."""
         self._messages: list[_Message] = []
-        """A heap of the messages to come: an iteration is booked when it begins, and its tokens come when it ends."""
+        """A heap of pending messages: an iteration is booked when it begins, and its tokens arrive when it ends."""
         self.finished: list[tuple[Output, float]] = []
         """Finished requests, and when their last tokens came."""
         opened = Opened(schedule, profile, None, (), 0.0)

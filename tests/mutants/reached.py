@@ -31,7 +31,7 @@ def _entered(name: str) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """What a fixture reaches counts for all tests of its file: only the first of them runs it."""
+    """Record a test's fixtures under its file: only the first test of a file runs a shared fixture."""
     _entered(item.nodeid.partition("::")[0])
     return (yield)
 

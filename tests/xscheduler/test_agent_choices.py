@@ -1,4 +1,4 @@
-"""What a search for agents chooses: spaces by their turn throughput, and each policy's best of several searches."""
+"""The choices of a search for agents: spaces by turns per second, and each policy's best of several searches."""
 
 import random
 from types import SimpleNamespace

@@ -222,7 +222,7 @@ def test_longer_lists_and_more_policies_have_fewer_replays_each(requests, polici
 
 
 def test_spaces_are_opened_in_an_order_whatever_family_holds_them():
-    """As all spaces sorted; a family's come no sooner than its own ceiling tells."""
+    """The oracle sorts all spaces. A family's spaces come no earlier than the family's ceiling allows."""
     rng = np.random.default_rng(3)
     alone = [space_of(f"alone {i}", rng.uniform(1, 100)) for i in range(20)]
     families = []
@@ -242,7 +242,7 @@ def test_spaces_are_opened_in_an_order_whatever_family_holds_them():
     [(20, {21, 14, 11}), (21, {41, 21, 14}), (41, {41, 21}), (1, {2})],
 )
 def test_a_climb_tries_the_next_batches_that_divide_the_list_equally(batch, equal):
-    """Of 41 requests: 41 at once, two parts of 21, three of 14, four of 11, and so on."""
+    """A list of 41 requests fits into one batch of 41, two of 21, three of 14, four of 11, and so on."""
     line = space_of("batches", sizes=(64,))
     space = SimpleNamespace(variables=line.variables, values=line.values, where=SimpleNamespace(replicas=1))
     search = ListSearch("orca", None, SimpleNamespace(together=lambda replicas: 41), lambda schedule: schedule, 9)

@@ -1,4 +1,4 @@
-"""What a run's new schedule keeps of the held one, and when a move is worth it, where searches are known."""
+"""Decisions of rescheduling, with known answers of its searches: what stays, and when a move is worth its cost."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -10,7 +10,7 @@ PROMOTED = "promoted"
 
 
 class Promoting(OrderWrapper):
-    """Puts promoted sequences before those that the inner order ranks.
+    """Ranks promoted sequences before all others, which the inner order ranks.
 
     A subclass decides which sequences are promoted, and their places among each other.
     """

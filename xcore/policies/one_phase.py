@@ -43,7 +43,7 @@ class OnePhasePolicy:
         return self.max_num_seqs
 
     def together(self, prompts: Iterable[int]) -> list[list[int]]:
-        """Divide prompts, in order and by their tokens, into those that are prefilled together."""
+        """Divide prompts, in order, into the batches of one prefill each; prompts are given by their tokens."""
         jobs: list[list[int]] = []
         for tokens in prompts:
             if jobs and sum(jobs[-1]) + tokens <= self.max_num_batched_tokens:

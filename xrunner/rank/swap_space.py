@@ -37,7 +37,7 @@ class SwapSpace:
         self._buffer: torch.Tensor | None = None
         """The GPU's buffer, uint8 [bytes]; None before the first copy."""
         self._kept: dict[int, list[torch.Tensor]] = {}
-        """Of each sequence on the host: pieces [tensors, blocks, elements of a block], in the order of its tokens."""
+        """By sequence: its pieces on the host, [tensors, blocks, elements of a block], in the order of its tokens."""
 
     def __len__(self) -> int:
         return len(self._kept)

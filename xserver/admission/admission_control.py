@@ -45,7 +45,7 @@ MARGIN = 0.04
 _PASSING_SHARE = 0.5
 """Share of the time between the predicted and the promised end for which others may pass a request in the queue.
 
-The rest is for an order's effect on the queue: those that it lets wait have longer answers than admission expects.
+The rest covers an order's effect on the queue: waiting requests have longer answers than admission expects.
 """
 LONG_SHARE = 0.1
 """Maximum share of running sequences with prompts longer than the schedule's workload."""

@@ -6,8 +6,8 @@ against the prediction at any load. It is learned by load, in octaves.
 
 t(n) includes the prefills of the sequences that come meanwhile, at the steady rate, of whole prompts. Cached prefixes
 save a part of them: the mean saving of recent sequences is taken out of t(n), so that the saving of an accepted
-sequence isn't counted twice. The work is measured without prefills, as in a burst they come at another rate: the
-predicted time of those that have ended is taken out of the time, and the pace is that of decoding alone.
+sequence isn't counted twice. The work is measured without prefills, since a burst brings them at another rate: the
+predicted time of completed prefills is subtracted, and the rest of the time counts at the pace of decoding alone.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""How long each model's first prompt stays first, by what its order says of itself."""
+"""The time for which a model's first prompt stays first, by the declared changes of its order."""
 
 from math import inf
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from xcore.policies.priority_sharing import _waiting_s
 
 
 class Queue:
-    """So many requests that wait, in an order that may change by itself, and may say when."""
+    """Several waiting requests, in an order that may change with time, at times that may be known."""
 
     def __init__(self, count, changes, next_s=None):
         self.count = count

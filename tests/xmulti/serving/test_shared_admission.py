@@ -96,7 +96,7 @@ def test_a_model_without_a_bound_makes_no_other_late():
 
 
 def test_while_nothing_runs_any_request_is_accepted():
-    """As by a single model's admission: a machine that is too slow would else never be measured."""
+    """Otherwise nothing would run, and no measurement could show that the machine is fast enough again."""
     _, made = admissions(bounded(chat=0.01, summary=0.01), {})
     for admission in made.values():
         assert admission.admit([(100, 50)], 0.0).finish_s > 0.01
@@ -170,7 +170,7 @@ def goodput(answers):
 @pytest.mark.parametrize("slowdown", [1.0, 1.3])
 @pytest.mark.parametrize("pool", ["quotas", "merged"])
 def test_goodput_stays_at_any_load(pool, slowdown):
-    """Of each service, from half to four times the capacity, also on a slower machine than predicted."""
+    """Each service is tested at half to four times the capacity, also on a slower machine than predicted."""
     unit = services(pool)
     answers = {load: served(unit, PROFILES, load * CAPACITY / slowdown, 60.0, slowdown) for load in LOADS}
     assert all(in_time(of_load) for of_load in answers.values())

@@ -1,4 +1,4 @@
-"""What placements on shared devices are computed from, by hand, and placements that have no room."""
+"""Inputs of placements on shared devices, computed by hand, and placements without room."""
 
 import math
 from dataclasses import replace
@@ -126,7 +126,7 @@ def test_all_requests_are_late_in_a_group_that_misses_the_level(tmp_path, monkey
 
 
 def test_without_a_level_each_late_request_counts_alone(tmp_path, monkeypatch):
-    """Of models that ask for more than a device has, under a bound that the first requests keep."""
+    """The models need more than a device has, under a bound that only their first requests keep."""
     monkeypatch.setattr(plan_evaluation, "REQUESTS", 200)
     busy = BUSY | {"rate": "600/s", "latency_bound": "1s"}
     demands = demands_of(tmp_path, busy, IDLE)
