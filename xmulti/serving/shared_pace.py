@@ -4,8 +4,8 @@ A cycle decodes one iteration of each model with running sequences, so each runn
 token per cycle. The seconds of a cycle are the sum of the models' parts. A part contains the model's iteration, and the
 prefills of the sequences that take the places of ended ones.
 
-The slowdown is measured without prefills: the time of completed prefills is subtracted. When an overload begins, prefills
-take a much larger share of the time than in an average cycle.
+The slowdown is measured without prefills: the time of completed prefills is subtracted. When an overload begins,
+prefills take a much larger share of the time than in an average cycle.
 """
 
 from collections.abc import Iterator, Sequence
