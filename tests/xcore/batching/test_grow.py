@@ -89,7 +89,7 @@ class Stages:
         return True
 
 
-def interleaved(policy, requests, blocks, actions, encoder_decoder):
+def check_interleaving(policy, requests, blocks, actions, encoder_decoder):
     """Requests through a policy, some stopped or cancelled at some moments; how many were preempted."""
     stages = Stages(policy, blocks, encoder_decoder and not isinstance(policy, ChunkedPolicy))
     ledger = stages.ledger
@@ -118,14 +118,14 @@ def interleaved(policy, requests, blocks, actions, encoder_decoder):
 @given(POLICIES, REQUESTS, st.integers(11, 16), ACTIONS, st.booleans())
 def test_nothing_is_lost_or_leaked_whoever_is_preempted_stopped_or_cancelled(policy, requests, blocks, actions, both):
     """11 blocks hold the longest request alone, with an encoder-decoder's start token."""
-    interleaved(policy, requests, blocks, actions, both)
+    check_interleaving(policy, requests, blocks, actions, both)
 
 
 @pytest.mark.slow
 @settings(max_examples=10_000, deadline=None)
 @given(POLICIES, REQUESTS, st.integers(11, 16), ACTIONS, st.booleans())
 def test_nothing_is_lost_or_leaked_in_many_interleavings(policy, requests, blocks, actions, both):
-    interleaved(policy, requests, blocks, actions, both)
+    check_interleaving(policy, requests, blocks, actions, both)
 
 
 MANY = [OrcaPolicy(8, 4), ChunkedPolicy(8, 30), StaticPolicy(6), RRAPolicy(6, 6), WAAPolicy(6)]
@@ -133,7 +133,7 @@ MANY = [OrcaPolicy(8, 4), ChunkedPolicy(8, 30), StaticPolicy(6), RRAPolicy(6, 6)
 
 @pytest.mark.parametrize("policy", MANY)
 def test_every_policy_preempts_where_blocks_are_few(policy):
-    assert interleaved(policy, [(8, 20, 0.0)] * 8, 11, [], False) > 2
+    assert check_interleaving(policy, [(8, 20, 0.0)] * 8, 11, [], False) > 2
 
 
 def test_the_last_resident_gives_way_and_comes_back_with_its_output():

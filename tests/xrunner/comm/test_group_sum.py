@@ -192,7 +192,7 @@ def test_a_view_of_any_alignment_is_copied(job):
     assert job.calls == [("one shot", 128)]
 
 
-def all_by_nccl(job):
+def check_all_by_nccl(job):
     def work(ranks):
         total = job.sum(ranks)
         assert not total.symmetric
@@ -206,7 +206,7 @@ def all_by_nccl(job):
 def test_all_ranks_use_the_communicator_where_one_must(job, what):
     job = job()
     job.broken[what] = 1
-    all_by_nccl(job)
+    check_all_by_nccl(job)
     assert bool(job.buffers) == (what != "empty"), "none is alone at the rendezvous"
 
 
@@ -214,20 +214,20 @@ def test_a_torch_without_it_and_a_gpu_without_the_kernels_dtypes(job, monkeypatc
     with monkeypatch.context() as patch:
         job_here = job()
         patch.delattr(symm_mem, "get_backend")
-        all_by_nccl(job_here)
+        check_all_by_nccl(job_here)
     with monkeypatch.context() as patch:
         job_here = job()
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-        all_by_nccl(job_here)
+        check_all_by_nccl(job_here)
 
 
 def test_it_can_be_turned_off(job, monkeypatch):
     monkeypatch.setenv("EXEGPT_SYMM_MEM", "0")
-    all_by_nccl(job())
+    check_all_by_nccl(job())
 
 
 def test_a_group_across_nodes(job):
-    all_by_nccl(job(nodes=((0,), (1,))))
+    check_all_by_nccl(job(nodes=((0,), (1,))))
 
 
 def test_a_rank_without_a_group_takes_part_in_the_vote(job):
