@@ -371,6 +371,32 @@ def _refuse_repeated_keys(root: "yaml.Node") -> None:
             keys.add(key.value)
 
 
+KEY_OF_KIND = {"Schedule": "policy", "StagePlan": "stages", "Plan": "models", "Profile": "degrees"}
+"""A key that only files of one class have, in the order in which the keys decide: schedules have stages too."""
+
+
+def kind_of(data: object) -> str | None:
+    """Return the class of a file's content; None if it is of none of the known classes."""
+    keys = data.keys() if isinstance(data, dict) else ()
+    return next((kind for kind, key in KEY_OF_KIND.items() if key in keys), None)
+
+
+def kind_text(kind: str) -> str:
+    """Return a class of files in words."""
+    return "stage plan" if kind == "StagePlan" else kind.lower()
+
+
+def check_kind(data: object, kind: str, path: str | Path) -> None:
+    """Raise InputError if a file that should be of one of the known classes is of another."""
+    other = kind_of(data)
+    if kind in KEY_OF_KIND and other not in (None, kind):
+        raise InputError(
+            f"'{path}' is a {kind_text(str(other))}, not a {kind_text(kind)}: name the file of a {kind_text(kind)}."
+        )
+
+
 def read(cls: type[SpecT], path: str | Path) -> SpecT:
     """Read a spec from a JSON file; InputError lists all problems."""
-    return from_dict(cls, read_json(path), f"'{path}'")
+    data = read_json(path)
+    check_kind(data, cls.__name__, path)
+    return from_dict(cls, data, f"'{path}'")

@@ -26,6 +26,7 @@ def read_schedule(path: Path) -> Schedule:
         raise InputError(
             f"'{path}' is the output of --json, not a schedule file: write a schedule with `exegpt tune --out FILE`."
         )
+    document.check_kind(data, Schedule.__name__, path)
     if version not in VERSIONS:
         read = " or ".join(map(str, VERSIONS))
         raise InputError(

@@ -60,16 +60,8 @@ def _kind(file: Path) -> str:
         return "results"
     if file.suffix in (".yaml", ".yml") or (not file.exists() and not file.suffix):
         return "cluster"
-    data = document.read_json(file)
-    keys = data.keys() if isinstance(data, dict) else ()
-    if "policy" in keys:
-        return "schedule"
-    if "stages" in keys:
-        return "stages"
-    if "models" in keys:
-        return "plan"
-    if "degrees" in keys:
-        return "profile"
+    if kind := document.kind_of(document.read_json(file)):
+        return "stages" if kind == "StagePlan" else document.kind_text(kind)
     raise InputError(f"'{file}' is not a schedule, plan, profile or result file: name one of these.")
 
 

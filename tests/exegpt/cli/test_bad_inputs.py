@@ -218,6 +218,16 @@ def test_model_directories(exegpt, tiny, tmp_path):
     check_refused(exegpt("run", "-m", torn, "-r", tmp_path / "t.csv"), "not valid JSON")
 
 
+def test_a_file_of_another_kind_is_named(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"version": 1, "method": "exegpt", "cluster": {}, "models": []}')
+    check_refused(exegpt("simulate", "--plan", tiny_schedule), "is a schedule, not a plan")
+    check_refused(exegpt("serve", "--plan", tiny_profile, "--model", f"a={tiny}"), "is a profile, not a plan")
+    check_refused(exegpt("simulate", "--schedule", plan), "is a plan, not a schedule")
+    tune = "tune", "-l", "inf", "-m", tiny, "-w", "20/10", "--profile"
+    check_refused(exegpt(*tune, tiny_schedule), "is a schedule, not a profile")
+
+
 def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n5,3\n")
     data = json.loads(tiny_schedule.read_text())
