@@ -172,7 +172,7 @@ def test_what_is_no_plan_is_refused(folder):
     schedule = folder / "schedule.json"
     document.write(schedule, schedule_for(folder / "one"))
     assert "no file 'gone.json'" in refused("--plan", "gone.json")
-    assert "method is missing" in refused("--plan", schedule)
+    assert "is a schedule, not a plan: name the file of a plan." in refused("--plan", schedule)
     (folder / "torn.json").write_text('{"version": 1')
     assert "is not valid JSON" in refused("--plan", folder / "torn.json")
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
