@@ -26,6 +26,7 @@ from xcore.specs.schedule import Schedule
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.stage import Chunks
 from xsimulator.replay.continuation import Standing, continue_from
+from xsimulator.replay.replica import micro_batching_of
 
 T = TypeVar("T", float, Array)
 LoadPoint = tuple[float, float, float, float]
@@ -66,7 +67,7 @@ class Pace:
         self._cost, self._input = cost, round(schedule.workload.input.mean)
         self._input_s = self.prefill_s(self._input, 0)
         mean, self._mixed, self._replicas = schedule.workload.output.mean, schedule.traits.mixed, schedule.replicas
-        self._context = self._input + mean / 2
+        self._context, self._at_once = self._input + mean / 2, _batches_at_once(schedule)
         rates = self._loads / schedule.replicas / (first_s + (mean - 1) * token_s)
         alone_s = np.minimum(decode_s, token_s)
         delays_s = (1 - alone_s / token_s) / rates
@@ -138,7 +139,7 @@ class Pace:
 
     def _mixed_s(self, prompts: Sequence[tuple[int, int]], load: float) -> float:
         """Return the seconds by which prompts make an iteration with `load` sequences longer, on a mean stage."""
-        costs, decoding = self._cost.encode.costs, max(1, round(load / self._replicas))
+        costs, decoding = self._cost.encode.costs, max(1, round(load / self._at_once))
         tokens, past = zip(*prompts, strict=True)
         chunks = Chunks(tokens, past, len(prompts))
         more_s = (c.step(chunks, decoding, self._context) - c.step(None, decoding, self._context) for c in costs)
@@ -265,11 +266,16 @@ def _filled(schedule: Schedule, batch: int) -> Schedule:
     return replace(filled, kv_blocks=max(schedule.kv_blocks, batch * -(-longest // schedule.block_size)))
 
 
+def _batches_at_once(schedule: Schedule) -> int:
+    """Return how many batches are decoded at a time: one per micro-batch of each replica."""
+    return schedule.replicas * micro_batching_of(schedule).count
+
+
 def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> LoadPoint:
     """Return the point of an engine that a schedule fills; its load is by Little's law."""
     residents, first_s, token_s = _steady_state(schedule, cost, profile)
     context = round(schedule.workload.input.mean) + schedule.workload.output.mean / 2
-    decode_s = cost.decode.decode(max(1.0, residents / schedule.replicas), context)
+    decode_s = cost.decode.decode(max(1.0, residents / _batches_at_once(schedule)), context)
     return residents, first_s, token_s, float(decode_s.sum())
 
 
