@@ -74,17 +74,44 @@ def encode_seconds(side: Side, prompts: Prompts) -> float:
     return float((slowest / _PROMPTS).min())
 
 
-def quickest(scenario: Scenario, reach: Reach, longest: float) -> float:
-    """Return a lower bound in seconds on the latency of any query with `longest` iterations."""
-    prompts = scenario.load.prompts
-    encode_latency = float(scenario.replica.encode.each(lambda group: prompts.encode(group, 1.0)).sum())
-    return (encode_latency + longest * float(reach.iteration[0])) / MARGIN
+def quickest(scenario: Scenario, reach: Reach, longest: float, splits: bool) -> float:
+    """Return a lower bound in seconds on the latency that is bounded, if a query has `longest` iterations.
+
+    A latency of one output length is that of the mean prompt. The share of requests that a bound is for may have the
+    shortest prompts. `splits`: the policy may encode a prompt in several iterations.
+    """
+    prompts, side = scenario.load.prompts, scenario.replica.encode
+    if scenario.bound.of_length:
+        stages = side.each(lambda group: prompts.encode(group, 1.0))
+    else:
+        stages = _shortest_prompt(scenario)
+    return (_encode_latency(side, stages, splits) + longest * float(reach.iteration[0])) / MARGIN
 
 
-def quickest_first(scenario: Scenario) -> float:
-    """Return a lower bound in seconds on the time to first token of any query: that of the shortest prompt alone."""
+def quickest_first(scenario: Scenario, splits: bool) -> float:
+    """Return a lower bound in seconds on the time to first token of any query: that of the shortest prompt alone.
+
+    `splits`: the policy may encode a prompt in several iterations.
+    """
+    return _encode_latency(scenario.replica.encode, _shortest_prompt(scenario), splits) / MARGIN
+
+
+def _shortest_prompt(scenario: Scenario) -> Array:
+    """Return the seconds of the shortest prompt alone on each stage, [stages]."""
     shortest = float(scenario.load.prompts.lengths.s[0])
-    return float(scenario.replica.encode.each(lambda group: group.encode_fixed(1.0, shortest)).sum()) / MARGIN
+    return scenario.replica.encode.each(lambda group: group.encode_fixed(1.0, shortest))
+
+
+def _encode_latency(side: Side, stages: Array, splits: bool) -> float:
+    """Return the least seconds in which a prompt passes all stages; `stages` are its seconds on each, [stages].
+
+    The parts of a prompt are on several stages at a time. So the slowest stage counts, and on every other one a single
+    token: the first part reaches the slowest stage over those before it, and the last part leaves over those after it.
+    """
+    if not splits:
+        return float(stages.sum())
+    pass_through = np.minimum(stages, side.decode(1.0, 1.0))
+    return float((stages - pass_through).max() + pass_through.sum())
 
 
 def quickest_token(scenario: Scenario) -> float:

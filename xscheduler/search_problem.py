@@ -303,20 +303,20 @@ class SearchProblem:
         else:
             rate = ceilings.decode_rate(reach, mean, longest, bound)
         ceiling = self.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
-        return ceilings.SpaceLimits(ceiling, ceilings.quickest(scenario, reach, longest))
+        return ceilings.SpaceLimits(ceiling, ceilings.quickest(scenario, reach, longest, splits=False))
 
     @memoized
-    def mixed_bounds(self, layout: Layout, admission: Admission) -> ceilings.SpaceLimits:
+    def mixed_bounds(self, layout: Layout, admission: Admission, splits: bool) -> ceilings.SpaceLimits:
         """Return the limits of throughput and latency for policies that encode and decode in the same step.
 
-        Such a step reads the weights once for both.
+        Such a step reads the weights once for both. `splits`: a prompt may be encoded in several steps.
         """
         scenario, reach, (mean, longest) = self.both(layout), self._reach(layout, admission), self.needs
         rate = ceilings.decode_rate(reach, mean, longest, self.limits.latency_s)
         tokens = self.load.prompts.mean + self.cost_model.rows * mean
         work = float(ceilings.token_seconds(scenario.replica.decode).max()) * tokens
         ceiling = self.tokens_s(min(rate, 1.0 / work), layout.devices)
-        return ceilings.SpaceLimits(ceiling, ceilings.quickest(scenario, reach, longest))
+        return ceilings.SpaceLimits(ceiling, ceilings.quickest(scenario, reach, longest, splits))
 
     def tokens_s(self, rate: float, devices: int) -> float:
         """Return the cluster's output tokens/s if replicas of `devices` devices serve `rate` sequences/s each.

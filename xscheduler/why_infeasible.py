@@ -70,7 +70,7 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
     lowest = closest.at(closest.lowest)
     for place, constraint in enumerate(closest.constraints):
         timed = constraint.name in TIMES
-        figure = _lowest_of(members, place, constraint.name) if timed else lowest.figures[place]
+        figure = _lowest_of(policy, members, place, constraint.name) if timed else lowest.figures[place]
         if figure <= constraint.limit:
             continue
         if constraint.name == "memory":
@@ -84,12 +84,13 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
     return "none of its schedules fits in memory and meets all bounds"
 
 
-def _lowest_of(members: Sequence[CandidateFamily | Candidates], place: int, name: str) -> float:
+def _lowest_of(policy: str, members: Sequence[CandidateFamily | Candidates], place: int, name: str) -> float:
     """Return the lowest figure of a time's constraint, number `place`, at the lowest corners of all spaces that fit.
 
     Spaces are evaluated in the order of a lower bound on this time, until no other one can be lower.
     """
-    shortest = {"ttft": functools.cache(ceilings.quickest_first), "tpot": functools.cache(ceilings.quickest_token)}
+    first = functools.partial(ceilings.quickest_first, splits=TRAITS[policy].splits_prompts)
+    shortest = {"ttft": functools.cache(first), "tpot": functools.cache(ceilings.quickest_token)}
 
     def bound(space: Candidates) -> float:
         return shortest[name](space.where) if name in shortest else space.quickest_s

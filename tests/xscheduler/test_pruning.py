@@ -5,9 +5,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from xcore.policies import TRAITS
 from xcore.specs.bound import BoundMeaning
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
@@ -24,7 +25,7 @@ from xscheduler.spaces import POLICIES, at_value, grids, spaces
 from xscheduler.why_infeasible import why_infeasible
 from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import per_token, ttft
+from xsimulator.steady.outcome import latency, per_token, ttft
 
 MACHINES = (
     ("llama-3.1-8b", "2xA40"),
@@ -51,6 +52,7 @@ MACHINE, LOAD = (
         st.sampled_from([2, 30, 200]).flatmap(lambda n: lengths(n, 3 * n)),
     ),
 )
+FEW_LONG = LengthDistribution((300, 900), (2 / 3, 1 / 3))
 PERCENTILE = st.sampled_from([50.0, 90.0, 99.0])
 
 
@@ -101,17 +103,20 @@ def points_of(space):
 
 @settings(max_examples=25, deadline=None)
 @given(MACHINE, LOAD, PERCENTILE, st.sampled_from(POLICIES))
-def test_no_first_token_and_no_later_one_is_quicker(machine, load, percentile, policy):
+@example(MACHINES[2], (LengthDistribution.fixed(1000), LengthDistribution.fixed(2)), 50.0, "chunked")
+@example(MACHINES[4], (FEW_LONG, LengthDistribution.fixed(2)), 50.0, "orca")
+def test_no_latency_no_first_token_and_no_later_one_is_quicker(machine, load, percentile, policy):
     with pytest.MonkeyPatch.context() as small:
         small.setattr(grids, "MOST", MOST)
         problem = problem_of(machine, load, percentile)
         made = all_spaces(spaces(policy, problem))
-    share = problem.bound.share
+    share, splits = problem.bound.share, TRAITS[policy].splits_prompts
     for space in made[:: max(1, len(made) // 8)]:
         ends = ((v.values[0], v.values[len(v.values) // 2], v.values[-1]) for v in space.variables)
         for values in itertools.product(*ends):
             outcome = space.outcome(values)
-            assert ttft(space.where, outcome, share) >= ceilings.quickest_first(space.where)
+            assert latency(space.where, outcome) >= space.quickest_s
+            assert ttft(space.where, outcome, share) >= ceilings.quickest_first(space.where, splits)
             assert per_token(space.where, outcome).quantile(share) >= ceilings.quickest_token(space.where)
 
 

@@ -25,7 +25,7 @@ def _spaces(policy: str, problem: SearchProblem) -> Spaces:
         return  # an encoder reads its whole input at once
     for layout, rule in itertools.product(pipelines(problem, uniform=True), problem.admissions(policy)):
         scenario = problem.both(layout)
-        batches, bounds = residents_of(problem, scenario, rule), problem.mixed_bounds(layout, rule)
+        batches, bounds = residents_of(problem, scenario, rule), problem.mixed_bounds(layout, rule, splits=True)
         if problem.open_system:
             if not (budgets := budgets_of(problem, scenario, FINE_TOKEN_BUDGETS, rule)):
                 continue

@@ -18,7 +18,8 @@ def declared(policy: str, problem: SearchProblem) -> Spaces:
     Nothing is known about the direction in which figures rise.
     """
     for layout in pipelines(problem, uniform=True):
-        scenario, bounds = problem.both(layout), problem.mixed_bounds(layout, "reserve")
+        scenario = problem.both(layout)
+        bounds = problem.mixed_bounds(layout, "reserve", TRAITS[policy].splits_prompts)
         few: dict[str, tuple[int, ...]] = {
             "prompts": _powers(8),
             "residents": _powers(ceilings.batch_that_fits(scenario)),

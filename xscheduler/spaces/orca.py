@@ -19,7 +19,7 @@ FINE_PREFILLS = (1, 2, 3, 4, 6, 8, 12, 16)
 def _spaces(policy: str, problem: SearchProblem) -> Spaces:
     for layout, rule in itertools.product(pipelines(problem, uniform=True), problem.admissions(policy)):
         batches = residents_of(problem, problem.both(layout), rule)
-        bounds = problem.mixed_bounds(layout, rule)
+        bounds = problem.mixed_bounds(layout, rule, splits=False)
         if problem.open_system:
             counts = sorted({*FINE_PREFILLS, *PREFILLS, batches.values[-1]}) if problem.finite else FINE_PREFILLS
             prefills_too = Variable("prefills_per_step", enumerated(problem, "prefills_per_step", tuple(counts)))
