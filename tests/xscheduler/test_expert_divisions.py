@@ -63,7 +63,7 @@ def test_a_division_without_any_schedule_does_not_explain_what_another_lacks():
 
 def test_advice_stays_with_the_answers_division():
     setting = setting_of("mixtral-8x7b", "2xH200-SXM")
-    options = SearchOptions(ALL_REQUESTS, None, None, ("chunked",), "bnb", 0.0)
+    options = SearchOptions(ALL_REQUESTS, None, None, ("chunked",), "bnb", 0.0, fixed={"max_num_batched_tokens": 512})
     answer = search_schedule(setting, None, **vars(options))
     there = replace(divided_as(setting, answer.schedule), divides=False)
     assert advise(setting, answer, None, options) == advise(there, answer, None, options)

@@ -73,7 +73,16 @@ def searches(monkeypatch):
     return kept
 
 
-@pytest.mark.parametrize("count, policies", [(1, POLICIES), (5, POLICIES), (41, ("orca", "static")), (41, ("rra",))])
+@pytest.mark.parametrize(
+    "count, policies",
+    [
+        (1, POLICIES),
+        (5, POLICIES),
+        (41, ("orca", "static")),
+        (11, ("rra",)),
+        pytest.param(41, ("rra",), marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("bound_s", [None, 9.0, 3.0])
 def test_no_point_of_the_spaces_completes_a_list_more_than_one_percent_sooner(searches, count, policies, bound_s):
     tuned(skewed(count, count), Limits(bound_s), policies=policies)
@@ -110,7 +119,7 @@ def test_it_is_never_later_than_the_steady_states_best_schedules(cluster, limits
 
 
 def test_estimates_are_those_of_the_replay_and_the_cache_holds_the_list():
-    requests = skewed(41, 4)
+    requests = skewed(10, 4)
     setting, _, answer = tuned(requests, Limits(20.0))
     for alternative in answer.alternatives:
         run = replay(alternative.schedule, setting.profile, requests)
@@ -132,7 +141,7 @@ def test_requests_that_arrive_over_time_are_replayed_with_their_arrivals():
 
 
 def test_the_same_list_gets_the_same_schedule_with_a_fixed_number_of_replays():
-    requests = skewed(40, 6)
+    requests = skewed(12, 6)
     first, second = (tuned(requests, Limits(8.0), policies=("rra",))[2] for _ in range(2))
     assert first.schedule == second.schedule and first.search.replays == second.search.replays
 

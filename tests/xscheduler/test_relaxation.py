@@ -87,7 +87,7 @@ def named(reason):
     return fixed[1] if fixed else "memory", share
 
 
-LONG = {3, 4, 8, 21, 26, 33}
+LONG = {1, 3, 4, 8, 18, 20, 21, 26, 28, 30, 33, 34}
 """Seeds of problems that take longest to look at from all sides."""
 
 

@@ -17,7 +17,7 @@ MODEL, CLUSTER = builtin_model("opt-13b"), parse_cluster("2xA40")
 PROFILE = roofline_profile(MODEL, CLUSTER, overhead_s=2e-3)
 
 
-@pytest.mark.parametrize("bound_s", [None, 12.0, 9.0])
+@pytest.mark.parametrize("bound_s", [None, pytest.param(12.0, marks=pytest.mark.slow), 9.0])
 def test_it_is_the_soonest_of_those_that_hold_the_bound(bound_s):
     requests = task("T").draw(40, seed=3)
     answer = tune(MODEL, CLUSTER, Workload.from_requests("list", requests), PROFILE, latency_bound_s=bound_s)
