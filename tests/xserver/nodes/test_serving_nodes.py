@@ -19,7 +19,10 @@ from tests.xserver.conftest import free_port, schedule_for, started
 from tests.xserver.test_faults import LONG, prompts, until_accepted
 from tests.xserver.test_plan import BLOCKS, BOUND_S, ESTIMATE, NAMES, directories  # noqa: F401
 from xcore import document
+from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
+from xrunner.core.engine import Engine
+from xrunner.models import load_model
 
 AHEAD_S = 5000.0
 """How far the monotonic clock of node 1 and of its engines is ahead of the server's."""
@@ -142,13 +145,13 @@ def metric(server, series):
 
 
 @pytest.fixture(scope="module")
-def want(plan, tmp_path_factory):
-    """The tokens of each model's six prompts, from a server of the same plan on one node."""
-    folder = tmp_path_factory.mktemp("one")
-    cluster = replace(plan.cluster, nodes=1, devices_per_node=4)
-    document.write(folder / "plan.json", replace(plan, cluster=cluster, models=plan.models[1:]))
-    with started(["--plan", str(folder / "plan.json"), "--pinned"], folder, engines=2) as server:
-        return {name: [tokens(ask(server, name, prompt)[1]) for prompt in prompts(6)] for name in NAMES}
+def want(directories):  # noqa: F811
+    """The tokens of each model's six prompts, from an engine in this process."""
+    asked = [Request(str(i), tuple(prompt), LONG["max_tokens"], ignore_eos=True) for i, prompt in enumerate(prompts(6))]
+    return {
+        name: [list(done.output_ids) for done in Engine(load_model(path), schedule_for(path)).run(asked).results]
+        for name, path in directories.items()
+    }
 
 
 def test_a_wrong_token_ends_the_server_with_a_sentence(plan, nodes, tmp_path):
