@@ -119,7 +119,7 @@ def test_other_policies_have_a_bound_that_their_search_does_not_exceed(settings,
 
 @pytest.mark.parametrize("acceptance", ["0.9,0.5,0.1", pytest.param("0.8", marks=pytest.mark.slow)])
 def test_the_number_of_draft_tokens_is_the_one_that_needs_the_fewest_replicas(settings, asked, acceptance):
-    drafts = Drafts.of(acceptance, None, None, None)
+    drafts = replace(Drafts.of(acceptance, None, None, None), lengths=(0, 1, 2))
     drafting = replace(asked, drafts=drafts, rate_seq_s=25.0)
     (option,) = options_of(replica_layouts(settings[0], {"tp_degree": 1})[:1], drafting)
     needed = needed_drafting(option.layout, option.most, drafting, lambda replicas: False)
