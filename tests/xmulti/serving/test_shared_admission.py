@@ -154,8 +154,8 @@ def in_time(answers):
 
 
 def test_accepted_answers_are_in_time_under_overload():
-    at_capacity = served(services(), PROFILES, CAPACITY, 15.0)
-    overload = served(services(), PROFILES, 4 * CAPACITY, 15.0)
+    at_capacity = served(services(), PROFILES, CAPACITY, 6.0)
+    overload = served(services(), PROFILES, 4 * CAPACITY, 6.0)
     assert in_time(at_capacity) and in_time(overload)
     assert all(each.accepted > 0.5 * each.offered for each in at_capacity.values())
     assert goodput(overload) >= 0.9 * goodput(at_capacity)
