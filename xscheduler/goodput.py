@@ -14,6 +14,7 @@ import numpy as np
 
 from xcore.arrays import Array
 from xcore.duration import beyond_text
+from xcore.policies.adjustment import fewest_chosen
 from xcore.specs.estimate import Estimate
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimesColumns, summarise_columns
@@ -93,18 +94,31 @@ class Verdict:
     held: bool
     batch: float
     blocks: float
+    candidates: float = 0.0
+    """The most requests that an adjusted batch was chosen from."""
     excess: "Excess | None" = None
     """The excess of misses; None if it wasn't measured or the replay stopped before the end of every request."""
+
+    def fits(self, schedule: Schedule) -> bool:
+        """Return whether a batch and blocks are at least those that were in use, and at most those available."""
+        return self.batch <= _batch(schedule) <= _batch(self.schedule) and self._has_blocks(schedule)
 
     def decides(self, schedule: Schedule, rate: float) -> bool:
         """Return whether a schedule with another batch and other blocks has the same result.
 
-        It does if its batch and blocks are at least those that were in use, and at most those that were available. A
-        lower rate keeps the bounds that a higher rate keeps.
+        It does if they fit. An adjusted batch is no upper limit: it must be the same, or so large that all candidates
+        are always chosen with either batch. A lower rate keeps the bounds that a higher rate keeps.
         """
-        batch, blocks = _batch(schedule), schedule.kv_blocks
-        same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks
+        if schedule.adjust is None:
+            same = self.fits(schedule)
+        else:
+            alike = schedule.control == self.schedule.control
+            fewest = fewest_chosen(min(_batch(schedule), _batch(self.schedule)))
+            same = (alike or self.candidates <= fewest) and self._has_blocks(schedule)
         return same and (rate <= self.rate if self.held else rate >= self.rate)
+
+    def _has_blocks(self, schedule: Schedule) -> bool:
+        return self.blocks <= schedule.kv_blocks <= self.schedule.kv_blocks
 
     def same(self, schedule: Schedule, rate: float) -> bool:
         """Return whether a replay of the schedule would be the same."""
@@ -151,7 +165,8 @@ class Meter:
 
     def used(self, schedule: Schedule, rate: float, count: int) -> Verdict | None:
         """Return the verdict with a schedule's peak use at a rate; None if no replay at that rate kept the bounds."""
-        return next((v for v in self._alike(schedule, count) if v.held and v.same(schedule, rate)), None)
+        alike = (v for v in self._alike(schedule, count) if v.held and v.same(schedule, rate))
+        return next((replace(v, schedule=schedule) for v in alike), None)
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
         """Return by how much misses exceed what the bounds allow at a rate, with every request replayed to its end."""
@@ -195,8 +210,8 @@ class Meter:
         whole = len(served) == len(sample.replicas)
         excess = self._excess(sample, served, rate) if measured and whole else None
         held = whole and bool((watch.missed <= sample.allowed).all())
-        batch, blocks = watch.used.tolist()
-        verdict = Verdict(schedule, rate, held, min(batch, _batch(schedule)), blocks, excess)
+        batch, blocks, candidates = watch.used.tolist()
+        verdict = Verdict(schedule, rate, held, min(batch, _batch(schedule)), blocks, candidates, excess)
         self._alike(schedule, count).append(verdict)
         return verdict
 
@@ -320,9 +335,8 @@ def _batch(schedule: Schedule) -> int:
 
 def _all_but_batch(schedule: Schedule) -> tuple[object, ...]:
     """Return everything that determines a replay, except the batch and the KV blocks."""
-    control, adjust = schedule.control, schedule.adjust
-    variables = control.besides_batch if adjust is None else (adjust, control)  # an adjusted batch is no upper limit
-    return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables
+    numbers = schedule.replicas, schedule.kv_dtype, schedule.meaning, schedule.adjust
+    return schedule.policy, schedule.stages, *numbers, *schedule.control.besides_batch
 
 
 def _between(low: float, below: float, high: float, above: float) -> float:

@@ -248,9 +248,7 @@ class OpenSearch:
         if verdict is None:
             return lead
         for place in range(lead.point[0]):
-            if batches[place] >= verdict.batch and verdict.decides(
-                self.schedule(lead.space, (place, *point[1:])), lead.goodput
-            ):
+            if batches[place] >= verdict.batch and verdict.fits(self.schedule(lead.space, (place, *point[1:]))):
                 point = (place, *point[1:])
                 break
         schedule, steady = self.schedule(lead.space, point), self._steady(lead.space, point)

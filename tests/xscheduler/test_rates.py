@@ -504,7 +504,7 @@ class Filled(Told):
     """Uses no more than so many of a batch."""
 
     def used(self, schedule, rate, count):
-        return SimpleNamespace(batch=3, decides=lambda schedule, rate: True)
+        return SimpleNamespace(batch=3, fits=lambda schedule: True)
 
 
 def test_a_climb_starts_from_the_batch_that_is_used():

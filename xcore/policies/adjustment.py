@@ -27,6 +27,11 @@ Prompt = tuple[int, int]
 """A candidate's tokens, and its place in the queue."""
 
 
+def fewest_chosen(encode_batch: int) -> int:
+    """Return the number of candidates up to which all are chosen, whatever their lengths: a quarter of B_E."""
+    return (encode_batch + 3) // 4
+
+
 class Adjustment:
     """Chooses the sequences to encode next: about B_E of them, with about B_E mean inputs.
 
@@ -47,7 +52,9 @@ class Adjustment:
         """Expected residents when a batch is chosen: at first the schedule's, later a mean of the observed ones."""
         self.follows = min(1.0, encode_batch / (_LIFETIMES * decode_batch))
         """Share of the way by which the level follows the residents at each batch."""
-        self.fewest, self.most = (encode_batch + 3) // 4, MOST_BATCHES * encode_batch
+        self.fewest, self.most = fewest_chosen(encode_batch), MOST_BATCHES * encode_batch
+        self.most_candidates = 0
+        """Most candidates that a batch was chosen from so far."""
 
     def count(self, residents: int) -> int:
         """Return how many sequences to encode next: B_E, less the residents above their level.
@@ -65,6 +72,7 @@ class Adjustment:
         Without `exchange`, they are the first of the candidates: only their number is adjusted. Candidates that have
         been passed over often enough are chosen before others.
         """
+        self.most_candidates = max(self.most_candidates, len(candidates))
         count = self.count(residents)
         due = max((i + 1 for i, c in enumerate(candidates) if c.passed_over >= MOST_PASSED_OVER), default=0)
         prompts = [(candidate.to_prefill, place) for place, candidate in enumerate(candidates)]

@@ -122,7 +122,7 @@ class Replicas:
         _check_blocks(schedule, requests, replica_cost.encoder_decoder)
         watch = watch or Watch.nothing()
         front_end = self._profile.front_end_s * np.array([1.0, 0.0, 1.0])
-        figures, busy = np.full((len(requests.arrivals), 7), np.nan), np.zeros(len(schedule.stages))
+        figures, busy = np.empty((len(requests.arrivals), 7)), np.zeros(len(schedule.stages))
         inside = replace(watch, limits=watch.limits - front_end)  # of the engine; what it counts is `watch`'s
         run = self._run_compiled if COMPILED else self._run_in_python
         seconds = run(schedule, replica_cost, requests, inside, figures, busy)

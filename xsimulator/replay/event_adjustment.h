@@ -12,7 +12,7 @@ typedef struct { double tokens; Py_ssize_t place; } Prompt;
 /* One B_E after the other; `share` is negative if batches are not adjusted. */
 typedef struct {
     double share, tokens, weight, level, follows;
-    Py_ssize_t batch, fewest, most, peeked, chosen_count, other_count;
+    Py_ssize_t batch, fewest, most, peeked, chosen_count, other_count, most_candidates;
     Py_ssize_t *candidates;  /* [peeked]: requests */
     Prompt *chosen, *others; /* [peeked] each; `others` are sorted */
 } Adjustment;
@@ -136,6 +136,7 @@ static void admit_chosen(Adjustment *a, Ledger *l, Step *step, double now) {
     for (Py_ssize_t i = l->admitted; i < l->arrived && candidates < a->peeked; i++)
         if (l->requests[l->queue[i]].status == WAITING) a->candidates[candidates++] = l->queue[i];
     if (!candidates) return;
+    if (candidates > a->most_candidates) a->most_candidates = candidates;
     choose(a, l, candidates);
     for (Py_ssize_t i = 0; i < a->chosen_count; i++) {
         Py_ssize_t sequence = a->candidates[a->chosen[i].place];

@@ -8,7 +8,7 @@
 #include "event_policies.h"
 
 enum { TTFT, TPOT, LATENCY, BOUNDS };           /* bounds that may be missed */
-enum { USED_BATCH, USED_BLOCKS, USED };         /* the largest used batch and blocks */
+enum { USED_BATCH, USED_BLOCKS, WAITED, USED }; /* the largest used batch and blocks, the most candidates of a batch */
 enum { COUNTS = 1, COUNTS_FOR_LATENCY = 2 };    /* flags of a request */
 
 /* ---- records (record.py) and bounds ---- */
@@ -45,7 +45,7 @@ typedef struct {
     const double *limit;
     double *missed;
     const double *allowed;
-    double *used;           /* the largest batch, and the most blocks */
+    double *used;           /* the largest batch, the most blocks, and the most candidates of an adjusted batch */
     Py_ssize_t first, last; /* earlier requests are checked: first tokens, last ones */
 } Watch;
 
@@ -69,11 +69,12 @@ static int broken(Watch *w, const Ledger *l, double now) {
     return 0;
 }
 
-/* Record the batch and the blocks that a step uses. */
+/* Record the batch and the blocks that a step uses, and the candidates of its batch. */
 static void note_use(Watch *w, const Policy *p, const Ledger *l, const Step *step) {
     Py_ssize_t batch = p->name == ORCA || p->name == CHUNKED ? residents(l) : step->encodes;
     w->used[USED_BATCH] = larger(w->used[USED_BATCH], (double)batch);
     w->used[USED_BLOCKS] = larger(w->used[USED_BLOCKS], (double)(l->pool.total - l->pool.available));
+    w->used[WAITED] = larger(w->used[WAITED], (double)p->adjustment.most_candidates);
 }
 
 /* ---- the loops (event_simulator.py, lanes.py) ---- */
@@ -200,11 +201,19 @@ typedef struct {
     int count, failed;
 } Memory;
 
-static void *allocate(Memory *m, Py_ssize_t count, size_t size) {
-    void *block = m->count < 64 ? calloc(count > 0 ? count : 1, size) : NULL;
-    if (block) m->blocks[m->count++] = block;
-    else m->failed = 1;
-    return block;
+static void *kept(Memory *m, void *block) {
+    if (block && m->count < 64) return m->blocks[m->count++] = block;
+    free(block);
+    m->failed = 1;
+    return NULL;
+}
+
+static void *allocate(Memory *m, Py_ssize_t count, size_t size) { return kept(m, calloc(count > 0 ? count : 1, size)); }
+
+/* Allocate memory that is written before it is read: zeros would take longer than a replay that soon breaks a bound. */
+static void *reserve(Memory *m, Py_ssize_t count, size_t size) {
+    size_t most = count > 0 ? (size_t)count : 1;
+    return kept(m, most <= SIZE_MAX / size ? malloc(most * size) : NULL);
 }
 
 static void free_all(Memory *m) {
@@ -212,8 +221,8 @@ static void free_all(Memory *m) {
 }
 
 static Step new_step(Memory *m, Py_ssize_t count, Py_ssize_t micro_batches) {
-    return (Step){.chunks = allocate(m, count, sizeof(Chunk)),
-                  .decode = allocate(m, count, sizeof(Py_ssize_t)),
+    return (Step){.chunks = reserve(m, count, sizeof(Chunk)),
+                  .decode = reserve(m, count, sizeof(Py_ssize_t)),
                   .first = allocate(m, micro_batches, sizeof(double))};
 }
 
@@ -255,8 +264,8 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
     p.seconds = allocate(m, parts * p.kinds, sizeof(double));
     p.outer = allocate(m, parts * p.kinds, sizeof(double));
     p.hops = allocate(m, parts * p.stages, sizeof(double));
-    p.sorted = allocate(m, requests, sizeof(Chunk));
-    p.origin = allocate(m, requests, sizeof(Py_ssize_t));
+    p.sorted = reserve(m, requests, sizeof(Chunk));
+    p.origin = reserve(m, requests, sizeof(Py_ssize_t));
     p.busy = busy;
     return p;
 }
@@ -298,7 +307,7 @@ static int decodes_alike(const Ledger *l, const Policy *p) {
 static Sums sums(Memory *m, const Ledger *l, const Policy *policy, Py_ssize_t micro_batches) {
     Sums s = {.on = decodes_alike(l, policy), .group_count = micro_batches};
     if (!s.on) return s;
-    s.heap = allocate(m, l->count, sizeof(Last));
+    s.heap = reserve(m, l->count, sizeof(Last));
     s.groups = allocate(m, micro_batches, sizeof(Group));
     return s;
 }
@@ -310,9 +319,9 @@ static Adjustment adjustment(Memory *m, const double *settings, Py_ssize_t reque
     if (a.share < 0.0) return a;
     a.fewest = (a.batch + 3) / 4, a.most = 2 * a.batch;
     a.peeked = requests / PEEKED_BATCHES < a.batch ? requests : PEEKED_BATCHES * a.batch;
-    a.candidates = allocate(m, a.peeked, sizeof *a.candidates);
-    a.chosen = allocate(m, a.peeked, sizeof *a.chosen);
-    a.others = allocate(m, a.peeked, sizeof *a.others);
+    a.candidates = reserve(m, a.peeked, sizeof *a.candidates);
+    a.chosen = reserve(m, a.peeked, sizeof *a.chosen);
+    a.others = reserve(m, a.peeked, sizeof *a.others);
     return a;
 }
 
@@ -340,14 +349,14 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     l.caches = settings[CACHES] != 0.0;
     l.shares_in_step = settings[SHARES_IN_STEP] != 0.0;
     l.prefixes = (Prefixes){views[PARENTS].buf, views[SHARED].buf};
-    l.requests = allocate(m, count, sizeof(Request));
-    l.encoding = allocate(m, count, sizeof(Py_ssize_t));
-    l.decoding = allocate(m, count, sizeof(Py_ssize_t));
-    l.finished = allocate(m, count, sizeof(Py_ssize_t));
-    l.preempted = allocate(m, count, sizeof(Py_ssize_t));
-    l.victims = allocate(m, count, sizeof(Py_ssize_t));
-    l.leaving = allocate(m, count, sizeof(Py_ssize_t));
-    l.queue = allocate(m, count, sizeof(Py_ssize_t));
+    l.requests = reserve(m, count, sizeof(Request));
+    l.encoding = reserve(m, count, sizeof(Py_ssize_t));
+    l.decoding = reserve(m, count, sizeof(Py_ssize_t));
+    l.finished = reserve(m, count, sizeof(Py_ssize_t));
+    l.preempted = reserve(m, count, sizeof(Py_ssize_t));
+    l.victims = reserve(m, count, sizeof(Py_ssize_t));
+    l.leaving = reserve(m, count, sizeof(Py_ssize_t));
+    l.queue = reserve(m, count, sizeof(Py_ssize_t));
     l.lingering = settings[AHEAD] != 0.0;
     l.pool = (Pool){.size = (Py_ssize_t)settings[BLOCK_SIZE]};
     for (Py_ssize_t i = 0; !m->failed && i < count; i++) {
@@ -365,15 +374,18 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     return l;
 }
 
-/* Write the figures of the requests, and free the blocks of those that have not ended. */
-static void report(Ledger *l, double *figures) {
+/* Free the blocks of the requests that have not ended. */
+static void free_requests(Ledger *l) {
+    for (Py_ssize_t i = 0; l->caches && i < l->count; i++) free(l->requests[i].keys), free(l->requests[i].blocks);
+}
+
+/* Write the figures of the requests. */
+static void report(const Ledger *l, double *figures) {
     for (Py_ssize_t i = 0; i < l->count; i++, figures += FIGURES) {
-        Request *r = &l->requests[i];
+        const Request *r = &l->requests[i];
         figures[ARRIVED] = r->arrival, figures[STARTED] = r->started, figures[FIRST] = r->first, figures[FINISH] = r->finish;
         figures[HIT] = (double)r->hit, figures[REUSED] = (double)r->reused;
         figures[PREEMPTIONS] = (double)r->preemptions;
-        free(r->keys);
-        free(r->blocks);
     }
 }
 
@@ -452,7 +464,8 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
                 Py_BEGIN_ALLOW_THREADS;
                 end = follow_requests(&policy, &l, sides, &transfer, steps, outs, &watch);
                 Py_END_ALLOW_THREADS;
-                report(&l, views[TIMES].buf);
+                if (end == DONE) report(&l, views[TIMES].buf);
+                free_requests(&l);
                 out_of_memory = l.out_of_memory;
                 for (int s = 0; s < side_count; s++)
                     seconds = larger(seconds, done(&sides[s]));

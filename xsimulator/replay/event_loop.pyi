@@ -40,7 +40,8 @@ def run(
         limits: [3], seconds of the time to first token, per output token, and of the latency.
         allowed: [3], the number of counting requests that may miss each limit.
         missed: [3], the number of counting requests that have missed each limit already; updated.
-        used: [2], raised to the largest batch and to the most KV blocks that the policy used.
+        used: [3], raised to the largest batch and the most KV blocks that the policy used, and to the most requests
+            that an adjusted batch was chosen from.
         places: [requests], of a `Prefixes`; empty without prefix caching.
         parents: [texts], of a `Prefixes`; empty without prefix caching.
         shared: [texts], of a `Prefixes`; empty without prefix caching.
@@ -51,8 +52,8 @@ def run(
         pauses: [requests], of `FollowingTurns`; empty: all arrivals are known. With turns, limits are infinite.
         following: [requests], `next` of `FollowingTurns`; empty without turns.
         sessions: [sessions], of `FollowingTurns`; empty without turns.
-        figures: [requests, 7], written: arrived, began, first token, finished (NaN where it hasn't happened); tokens
-            found in the cache when first admitted, and in all; preemptions.
+        figures: [requests, 7], written unless a bound was broken: arrived, began, first token, finished; tokens found
+            in the cache when first admitted, and in all; preemptions.
         busy: [stages], written: seconds of work.
 
     Returns:

@@ -12,7 +12,9 @@ from xcore.batching import Ledger, PrefixPool, Sequence, Step
 from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
 from xcore.policies import Policy
+from xcore.policies.adjustment import Adjustment
 from xcore.policies.from_schedule import make_policy
+from xcore.policies.joining import Joining
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
@@ -41,13 +43,16 @@ class _Noting:
     used: Array
     resident: bool
     """Whether the batch is of residents, instead of the prompts of a step."""
+    adjustment: Adjustment | None
+    """How the policy adjusts its batches, if it does."""
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """Return the policy's next step."""
         step = self.policy.next_step(ledger, now, phase)
         if phase != "decode":
             batch = ledger.residents if self.resident else len(step.encode) if step else 0
-            self.used[:] = np.maximum(self.used, (batch, ledger.pool.total - ledger.pool.available))
+            candidates = self.adjustment.most_candidates if self.adjustment else 0
+            self.used[:] = np.maximum(self.used, (batch, ledger.pool.total - ledger.pool.available, candidates))
         return step
 
 
@@ -98,8 +103,11 @@ def run(
     size = schedule.block_size
     micro_batching = schedule.control.micro_batching(len(replica_cost.decode.stages))
     record = Record(len(requests), micro_batching.index, replica_cost.encoder_decoder)
-    policy = _Noting(make_policy(schedule), watch.used, schedule.traits.mixed)
-    replica = Replica(schedule, replica_cost, record, micro_batching, 0, fcfs, policy=policy)
+    policy = make_policy(schedule)
+    joining = getattr(policy, "joining", None)
+    adjustment = joining.adjustment if isinstance(joining, Joining) else None
+    noting = _Noting(policy, watch.used, schedule.traits.mixed, adjustment)
+    replica = Replica(schedule, replica_cost, record, micro_batching, 0, fcfs, policy=noting)
     sequences = [Sequence(i, one.input, one.output, one.arrival_s, one.output) for i, one in enumerate(requests)]
     prefixes, warm, seen = texts.prefixes, texts.warm, 0
 

@@ -21,10 +21,11 @@ class Watch:
     """Number of requests that may miss each bound."""
     missed: Array
     """Number of requests that missed each bound; several replicas add up."""
-    used: Array = field(default_factory=lambda: np.zeros(2))
-    """[2], over all replicas: the largest batch and the most KV blocks used.
+    used: Array = field(default_factory=lambda: np.zeros(3))
+    """[3], over all replicas: the largest batch, the most KV blocks used, the most candidates of an adjusted batch.
 
-    The batch counts resident sequences, or the prompts of a step if the policy limits these.
+    The batch counts resident sequences, or the prompts of a step if the policy limits these. The candidates are the
+    waiting requests from which a batch is chosen.
     """
 
     @staticmethod
