@@ -11,9 +11,12 @@ Box = tuple[Point, Point]
 """The lowest and the highest corner, both included."""
 
 
-def whole(space: Space) -> Box:
-    """Return the box that covers a whole space."""
-    return space.lowest, space.highest
+def boxes(space: Space) -> list[Box]:
+    """Return boxes that cover a space, cut at the first variable's peaks."""
+    (lowest, *low), (highest, *high) = space.lowest, space.highest
+    ends = (*(peak for peak in space.variables[0].peaks if lowest <= peak < highest), highest)
+    begins = (lowest, *(end + 1 for end in ends[:-1]))
+    return [((begin, *low), (end, *high)) for begin, end in zip(begins, ends, strict=True)]
 
 
 def branch_and_bound(
@@ -58,7 +61,8 @@ def branch_and_bound(
         if isinstance(space, Family):
             put(space.spaces)
         elif box is None:
-            add(space, whole(space))
+            for part in boxes(space):
+                add(space, part)
         else:
             for half in _split(space, box, incumbent):
                 add(space, half)

@@ -19,6 +19,8 @@ class Variable:
 
     If not, a box that spans several of them is not pruned by its throughput.
     """
+    peaks: tuple[int, ...] = ()
+    """Places of values, rising, after which throughput may fall for a while; between them it rises."""
 
 
 @dataclass(frozen=True)

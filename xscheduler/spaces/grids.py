@@ -2,6 +2,9 @@
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 
 from xcore.batching.admission import Admission
 from xscheduler import ceilings
@@ -14,6 +17,8 @@ from xsimulator.steady.scenario import Scenario
 
 MOST = 2048
 """The largest batch that is searched."""
+_FLAT = 1e-9
+"""Share by which rounding may change times."""
 
 
 def ascending(problem: SearchProblem, name: str, most: int) -> Variable:
@@ -24,6 +29,24 @@ def ascending(problem: SearchProblem, name: str, most: int) -> Variable:
 def batches_of(problem: SearchProblem, scenario: Scenario) -> Variable:
     """Return the batches that memory might hold."""
     return ascending(problem, "encode_batch", ceilings.batch_that_fits(scenario))
+
+
+def static_batches_of(problem: SearchProblem, scenario: Scenario, parts: int) -> Variable:
+    """Return the batches that memory might hold, with the peaks if they are decoded in `parts` static micro-batches.
+
+    A larger batch has longer outputs. So throughput falls where a step takes nearly as much time per sequence, or more:
+    with few tokens per expert, above a number of rows to which a GPU pads fewer ones, and in very large batches.
+    """
+    batches = batches_of(problem, scenario)
+    if len(batches.values) == 1:
+        return batches
+    batch = np.array(batches.values, dtype=np.float64)
+    steps_s = scenario.replica.decode.decode(np.maximum(1.0, batch / parts), scenario.load.resident_context).sum(
+        axis=-1
+    )
+    each_s = scenario.load.mean_longest(MOST)[: len(batch)] * steps_s / batch
+    rises = np.diff(each_s) > _FLAT * each_s[:-1]
+    return replace(batches, peaks=tuple(np.flatnonzero(rises & ~np.append(False, rises[:-1])).tolist()))
 
 
 def residents_of(problem: SearchProblem, scenario: Scenario, admission: Admission) -> Variable:

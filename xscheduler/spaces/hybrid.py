@@ -3,7 +3,7 @@
 from xcore.policies.hybrid import TRAITS
 from xscheduler.candidates import Candidates
 from xscheduler.search_problem import SearchProblem
-from xscheduler.spaces.grids import at_value, batches_of, encode_counts, enumerated, grid, pipelines
+from xscheduler.spaces.grids import at_value, encode_counts, enumerated, grid, pipelines, static_batches_of
 from xscheduler.spaces.policy_space import PolicySpace, Spaces
 
 
@@ -12,7 +12,7 @@ def _spaces(policy: str, problem: SearchProblem) -> Spaces:
         scenario, stages = problem.both(layout), len(layout.degrees)
         for encode_count in encode_counts(problem, layout):
             for parts in enumerated(problem, "micro_batches", tuple(sorted({1, -(-stages // 2), stages}))):
-                batches, bounds = batches_of(problem, scenario), problem.phased_bounds(layout)
+                batches, bounds = static_batches_of(problem, scenario, parts), problem.phased_bounds(layout)
                 counts = {"encode_micro_batches": encode_count, "micro_batches": parts}
                 yield grid(policy, problem, layout, (batches,), bounds, **counts)
 

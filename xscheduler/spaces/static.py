@@ -2,13 +2,13 @@
 
 from xcore.policies.static import TRAITS
 from xscheduler.search_problem import SearchProblem
-from xscheduler.spaces.grids import batches_of, grid, pipelines
+from xscheduler.spaces.grids import grid, pipelines, static_batches_of
 from xscheduler.spaces.policy_space import PolicySpace, Spaces
 
 
 def _spaces(policy: str, problem: SearchProblem) -> Spaces:
     for layout in pipelines(problem, uniform=True):
-        batches = batches_of(problem, problem.both(layout))
+        batches = static_batches_of(problem, problem.both(layout), len(layout.degrees))
         yield grid(policy, problem, layout, (batches,), problem.phased_bounds(layout))
 
 

@@ -22,6 +22,7 @@ from xsimulator.steady.residents import (
     Form,
     SteadyState,
     decode_iterations_of,
+    expected_longest,
     longest_of,
     resident_age,
     resident_input,
@@ -230,6 +231,12 @@ class Load:
         iterations = max(1, int(need.max()))
         ages: Array = np.minimum(np.arange(1, iterations + 1)[:, None], need) @ p
         return self.workload.input.mean + 1.0 + self.growth * (ages - 1.0)
+
+    @memoized
+    def mean_longest(self, most: int) -> Array:
+        """Return the expected greatest length, in iterations, of 1 to `most` queries, interpolated: [most]."""
+        few = np.unique(np.rint(np.geomspace(1, most, 64)))
+        return np.interp(np.arange(1, most + 1), few, [expected_longest(self.steps, batch) for batch in few])
 
     @memoized
     def longest_of(self, batch: int) -> Array:

@@ -138,11 +138,11 @@ def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> 
     return resident_input(workload, encoder_decoder) + resident_age(workload, encoder_decoder)
 
 
-def longest_of(distribution: LengthDistribution, batch: int) -> Array:
+def longest_of(distribution: LengthDistribution, batch: float) -> Array:
     """Return the probability of each length to be the greatest of `batch` independent ones."""
     return np.diff(np.concatenate([[0.0], np.cumsum(distribution.p)]) ** batch)
 
 
-def expected_longest(distribution: LengthDistribution, batch: int) -> float:
+def expected_longest(distribution: LengthDistribution, batch: float) -> float:
     """Return the expected greatest of `batch` independent lengths."""
     return float(distribution.s @ longest_of(distribution, batch))
