@@ -73,9 +73,11 @@ def replayed(setting: Setting, deployment: str, run: Mapping[str, float], seed: 
     if sides:
         plan = PrefillDecode(replace(prefill, replicas=sides[0]), replace(decode, replicas=sides[1]))
         handed = hand_over(plan, setting.profile, replicas, requests)
+        assert handed
         first, finished = handed.first, handed.finished
     elif deployment in EQUAL:
         served = in_turns(replace(both, replicas=EQUAL[deployment]), requests, replicas)
+        assert served
         first, finished = served.first, served.finished
     else:
         first, finished = at_random(int(deployment.partition("-")[2]), both, requests, replicas, seed)

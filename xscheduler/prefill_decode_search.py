@@ -32,6 +32,7 @@ from xscheduler.space import all_spaces
 from xscheduler.spaces import spaces
 from xsimulator.replay.compiled import Replicas, RequestArrays
 from xsimulator.replay.prefill_decode_replay import HandedOver, KVLink, hand_over
+from xsimulator.replay.watch import Watch
 
 POLICY = TRAITS.name
 """The policy of both sides: iteration-level scheduling within a token budget, as in vLLM and SGLang."""
@@ -210,7 +211,10 @@ class PrefillDecodeQuestion:
         """Return whether a plan keeps the bounds at a rate: misses stay below what they allow, by standard errors."""
         sample = self.arrivals.sample(self._count(plan, count), 1, self.bound)
         (requests,) = (at(replica, rate_seq_s) for replica in sample.replicas)
-        times = self._replayed(plan, requests)
+        watch = Watch(self.bounds.limits, sample.allowed, np.zeros(3))
+        times = hand_over(plan, self.setting.profile, self._replicas, requests, watch)
+        if times is None:
+            return False
         missed = missed_bounds(requests, times.first, times.finished, self.bounds.limits)
         return excess_of([missed], sample.allowed, self.arrivals.random).likely <= 0
 
@@ -232,7 +236,8 @@ class PrefillDecodeQuestion:
         """Return the figures at a rate, without the warm-up, and the mean seconds of a transfer."""
         count = self._count(plan, REQUESTS)
         requests = at(self.arrivals.sample(count, 1, self.bound).replicas[0], rate_seq_s)
-        times, kept = self._replayed(plan, requests), requests.flags > 0
+        times, kept = hand_over(plan, self.setting.profile, self._replicas, requests), requests.flags > 0
+        assert times is not None, "nothing is watched"
         known = requests.outputs[kept], requests.arrivals[kept]
         columns = RequestTimesColumns(*known, times.started[kept], times.first[kept], times.finished[kept])
         seconds = float(columns.finish_s.max() - columns.arrival_s.min())
@@ -244,9 +249,6 @@ class PrefillDecodeQuestion:
         """Return the busy fractions by device: the prefill replicas' first."""
         sides = zip((plan.prefill, plan.decode), times.busy, strict=True)
         return tuple(busy for side, busy in sides for _ in range(side.replicas * side.stages[0].tp))
-
-    def _replayed(self, plan: PrefillDecode, requests: RequestArrays) -> HandedOver:
-        return hand_over(plan, self.setting.profile, self._replicas, requests)
 
 
 def _first(arrivals: Arrivals, count: int) -> RequestArrays:

@@ -172,9 +172,10 @@ class Arrivals:
 
     def _sampled(self, count: int, replicas: int, bound: BoundMeaning) -> Sample:
         many = min(self.count, max(count, min(EACH, count) * replicas))
-        columns = (column[:many].astype(int).tolist() for column in (self.inputs, self.outputs))
-        lengths = list(zip(*columns, strict=True))
-        dealt = [list(range(many))] if replicas == 1 else deal(lengths, replicas)
+        dealt: Sequence[Sequence[int]] = [range(many)]
+        if replicas > 1:
+            columns = (column[:many].astype(int).tolist() for column in (self.inputs, self.outputs))
+            dealt = deal(list(zip(*columns, strict=True)), replicas)
         followed: list[Places] = []
         for places in dealt:
             if places and (not self.random or sum(map(len, followed)) < min(count, many)):

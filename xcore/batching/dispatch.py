@@ -16,11 +16,13 @@ def deal(lengths: Sequence[tuple[int, int]], replicas: int) -> list[list[int]]:
     far, so that all end at about the same time, however much lengths differ.
     """
     work = [given + OUTPUT_TOKEN * made for given, made in lengths]
+    if work and min(work) == max(work):  # all rows are dealt alike
+        return [list(range(first, len(work), replicas)) for first in range(replicas)]
     places: list[list[int]] = [[] for _ in range(replicas)]
     load = [0] * replicas
     for first in range(0, len(work), replicas):
         row = range(first, min(first + replicas, len(work)))
-        longest_first = sorted(row, key=lambda place: -work[place])
+        longest_first = sorted(row, key=work.__getitem__, reverse=True)
         for replica, place in zip(sorted(range(replicas), key=load.__getitem__), longest_first, strict=False):
             places[replica].append(place)
             load[replica] += work[place]

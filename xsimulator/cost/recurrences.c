@@ -468,6 +468,31 @@ static PyObject *slots(PyObject *Py_UNUSED(module), PyObject *const *arguments, 
     return followed ? Py_BuildValue("nn", s.count, s.parts) : Py_BuildValue("nn", (Py_ssize_t)0, (Py_ssize_t)0);
 }
 
+static PyObject *transfers(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
+    Py_buffer views[4];
+    if (!take_arrays(arguments, nargs, 6, "irrw", views)) return NULL;
+    const Py_ssize_t *order = views[0].buf;
+    const double *prepared = views[1].buf, *seconds = views[2].buf;
+    double *arrived = views[3].buf;
+    Py_ssize_t count = size_of(&views[0]), senders = PyLong_AsSsize_t(arguments[4]);
+    Py_ssize_t receivers = PyLong_AsSsize_t(arguments[5]);
+    int fits = senders > 0 && receivers > 0 && !PyErr_Occurred();
+    for (int i = 1; fits && i < 4; i++) fits = size_of(&views[i]) == count;
+    for (Py_ssize_t i = 0; fits && i < count; i++) fits = order[i] >= 0 && order[i] < count;
+    double *free_at = fits ? zeros(senders + receivers) : NULL;
+    for (Py_ssize_t turn = 0; free_at && turn < count; turn++) {
+        Py_ssize_t item = order[turn];
+        double *sender = &free_at[item % senders], *receiver = &free_at[senders + turn % receivers];
+        *sender = *receiver = arrived[item] = larger(larger(prepared[item], *sender), *receiver) + seconds[item];
+    }
+    int failed = fits && !free_at;
+    free(free_at);
+    release_arrays(views, 4);
+    if (failed) return PyErr_NoMemory();
+    if (!fits) return size_error();
+    Py_RETURN_NONE;
+}
+
 /* Return the share of a mixture of normal distributions at or below x. */
 static double share_below(const double *mean, const double *deviation, const double *p, Py_ssize_t count, double x) {
     double share = 0.0;
@@ -509,6 +534,7 @@ static PyMethodDef functions[] = {
     FUNCTION(follow, "Iterations until the first stage is free at some time."),
     FUNCTION(repeated, "Iterations one after the other, each of them repeated."),
     FUNCTION(slots, "Prompts that share iterations."),
+    FUNCTION(transfers, "Items that senders give to receivers in turns."),
     FUNCTION(mixture_quantile, "A quantile of a mixture of normal distributions."),
     {NULL, NULL, 0, NULL},
 };

@@ -453,6 +453,20 @@ class _Turns:
         return len(self._decoding)
 
 
+def transfers(order: Places, prepared: Array, seconds: Array, arrived: Array, senders: int, receivers: int) -> None:
+    """Write when items have `arrived` [items] that are sent in an `order`, each from when it is `prepared`."""
+    check_arrays((order,), np.intp)
+    check_arrays((prepared, seconds, arrived))
+    check_sizes(senders > 0 < receivers and order.size == prepared.size == seconds.size == arrived.size)
+    check_sizes(not order.size or 0 <= order.min() <= order.max() < order.size)
+    sending, receiving = [0.0] * senders, [0.0] * receivers
+    begins, lasts = prepared.tolist(), seconds.tolist()
+    for turn, item in enumerate(order.tolist()):
+        sender, receiver = item % senders, turn % receivers
+        end = max(begins[item], sending[sender], receiving[receiver]) + lasts[item]
+        sending[sender] = receiving[receiver] = arrived[item] = end
+
+
 def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:
     """Return the quantile `q` of a mixture of normal distributions, to a millionth."""
     check_arrays((mean, deviation, p))

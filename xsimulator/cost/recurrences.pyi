@@ -130,5 +130,12 @@ def slots(
         The number of iterations and of chunks written; 0 and 0 if the arrays are too short.
     """
 
+def transfers(order: Places, prepared: Array, seconds: Array, arrived: Array, senders: int, receivers: int) -> None:
+    """Write when items have `arrived` [items] that are sent in an `order`, each from when it is `prepared`.
+
+    Item i comes from the sender i modulo `senders`; receivers take items in turns, in the order. Each of either has one
+    item at a time, for the item's `seconds`.
+    """
+
 def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:
     """Return the quantile `q` of a mixture of normal distributions, to a millionth."""

@@ -15,7 +15,12 @@ from xcore.arrays import Array, Places
 from xcore.specs.prefill_decode import PrefillDecode
 from xcore.specs.profile import Profile, Table
 from xcore.specs.schedule import Schedule
-from xsimulator.replay.compiled import Replicas, RequestArrays
+from xsimulator.cost.recurrences import transfers
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays
+from xsimulator.replay.watch import Watch
+
+_ROUNDED = 1e-9
+"""Share of a bound beyond which a time misses it however times are rounded."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,37 @@ class KVLink:
         return np.asarray(self.seconds(tokens * self.token_bytes))
 
 
-def hand_over(plan: PrefillDecode, profile: Profile, replicas: Replicas, requests: RequestArrays) -> HandedOver:
+def hand_over(
+    plan: PrefillDecode,
+    profile: Profile,
+    replicas: Replicas,
+    requests: RequestArrays,
+    watch: Watch | None = None,
+) -> HandedOver | None:
     """Replay requests, in order of arrival, through the plan's prefill and decode replicas.
+
+    Returns:
+        The times; None if a bound of `watch` was certainly broken.
 
     Raises:
         InputError: The KV cache of a side can't hold one of the requests.
     """
-    prompts = replace(requests, outputs=np.ones_like(requests.outputs))
-    encoded = in_turns(plan.prefill, prompts, replicas)
+    watch = watch or Watch.nothing()
+    limits, prompts = watch.limits * (1 + _ROUNDED), replace(requests, outputs=np.ones_like(requests.outputs))
+    encoded = in_turns(plan.prefill, prompts, replicas, replace(watch, limits=limits, missed=np.zeros(3)))
+    if encoded is None:
+        return None
     order = np.argsort(encoded.finished, kind="stable")
     ready = _sent(plan, encoded.finished, order, KVLink.of(plan, profile).transfer(requests.inputs))
     handed = replace(requests, arrivals=ready, received=requests.inputs - 1)
-    decoded = in_turns(plan.decode, _part(handed, order), replicas)
+    if (_late(requests, ready, limits) > watch.allowed).any():
+        return None
+    of_tokens = np.array([np.inf, limits[1], np.inf])  # the others count from the arrival
+    decoded = in_turns(
+        plan.decode, _part(handed, order), replicas, replace(watch, limits=of_tokens, missed=np.zeros(3))
+    )
+    if decoded is None:
+        return None
     back = np.argsort(order)
     busy = encoded.busy_s, decoded.busy_s
     shares = [seconds / float(decoded.finished.max()) for seconds in busy]
@@ -79,13 +103,19 @@ def hand_over(plan: PrefillDecode, profile: Profile, replicas: Replicas, request
 
 def _sent(plan: PrefillDecode, prefilled: Array, order: Places, seconds: Array) -> Array:
     """Return when the keys and values of prompts have arrived [n], sent in this `order` for so many `seconds` each."""
-    ready, times, sends = np.empty_like(prefilled), prefilled.tolist(), seconds.tolist()
-    senders, receivers = [0.0] * plan.prefill.replicas, [0.0] * plan.decode.replicas
-    for turn, place in enumerate(order.tolist()):
-        sender, receiver = place % len(senders), turn % len(receivers)
-        end = max(times[place], senders[sender], receivers[receiver]) + sends[place]
-        senders[sender] = receivers[receiver] = ready[place] = end
+    ready = np.empty_like(prefilled)
+    transfers(order, prefilled, seconds, ready, plan.prefill.replicas, plan.decode.replicas)
     return ready
+
+
+def _late(requests: RequestArrays, ready: Array, limits: Array) -> Array:
+    """Return the requests whose first token, and whose last one, is late even if the decode replica took no time [3].
+
+    None is known to miss a bound on the time per output token.
+    """
+    waits, flags = ready - requests.arrivals, requests.flags
+    first, last = flags >= COUNTS, flags >= COUNTS + COUNTS_FOR_LATENCY
+    return np.array([(waits[first] > limits[0]).sum(), 0, (waits[last] > limits[2]).sum()], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -98,14 +128,17 @@ class SideTimes:
     busy_s: float
 
 
-def in_turns(side: Schedule, requests: RequestArrays, replicas: Replicas) -> SideTimes:
-    """Return the times of requests that the replicas of a side serve in turns."""
+def in_turns(
+    side: Schedule, requests: RequestArrays, replicas: Replicas, watch: Watch | None = None
+) -> SideTimes | None:
+    """Return the times of requests that the replicas of a side serve in turns; None if a bound is certainly broken."""
     one, count = replace(side, replicas=1), len(requests.arrivals)
     times, busy_s = np.empty((3, count)), 0.0
     for number in range(min(side.replicas, count)):
         turns = np.arange(number, count, side.replicas)
-        served = replicas.serve(one, _part(requests, turns))
-        assert served is not None, "nothing is watched"
+        served = replicas.serve(one, _part(requests, turns), watch)
+        if served is None:
+            return None
         times[:, turns] = served.started, served.first, served.finished
         busy_s += float(served.busy.mean()) / side.replicas
     return SideTimes(times[0], times[1], times[2], busy_s)

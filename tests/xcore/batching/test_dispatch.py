@@ -29,6 +29,22 @@ def test_no_two_replicas_are_further_apart_than_one_request(lengths, replicas):
     assert max(loads) - min(loads) <= max((work(lengths, [place]) for place in range(len(lengths))), default=0)
 
 
+@given(st.lists(st.sampled_from([(4, 2), (5, 2), (2, 3), (7, 1)]), max_size=60) | st.integers(0, 60), st.integers(1, 5))
+def test_the_longer_ones_of_a_row_go_to_the_replicas_with_less_work(lengths, replicas):
+    """Ties go by place, whether all requests are alike, some, or none."""
+    lengths = [(8, 4)] * lengths if isinstance(lengths, int) else lengths
+    loads, expected = [0] * replicas, [[] for _ in range(replicas)]
+    for first in range(0, len(lengths), replicas):
+        row = sorted(
+            range(first, min(first + replicas, len(lengths))), key=lambda place: (-work(lengths, [place]), place)
+        )
+        takers = sorted(range(replicas), key=lambda replica: (loads[replica], replica))
+        for replica, place in zip(takers, row, strict=False):
+            expected[replica].append(place)
+            loads[replica] += work(lengths, [place])
+    assert deal(lengths, replicas) == expected
+
+
 def test_replicas_end_nearer_to_each_other_than_by_turns():
     draw = random.Random(0)
     differences, by_turns = 0, 0

@@ -35,6 +35,7 @@ def drawn(seed):
     yield "repeated", (cells, some(n, m, s), repeats, waits, gives, np.zeros((n, m)), np.zeros((n, m)), np.zeros(n))
     slots = (lengths, stays, np.zeros(4 * n), np.zeros(4 * n), *(chunks.copy() for _ in range(5)))
     yield "slots", (*slots, 20.0 + seed % 50, 1.0, float(seed % 3), 1 + seed % 7)
+    yield "transfers", (rng.permutation(n * m), some(n * m), some(n * m), np.zeros(n * m), 1 + seed % 3, s)
     yield "mixture_quantile", (50 * some(n), some(n), rng.dirichlet(np.ones(n)), 0.97)
     yield "rounds", (cells[:, 0].copy(), np.zeros(n), 3.0, 0.5)
     yield "decode_seconds", (*cost, np.zeros((6, 5)))

@@ -14,6 +14,7 @@ RIGHT = {
     "tandem": (Z((4, 2)), Z(2), Z(4), Z(4), 3),
     "repeated": (Z((4, 3, 2)), Z((4, 3, 2)), Z(4), Z((4, 3)), Z(4), Z((4, 3)), Z((4, 3)), Z(4)),
     "slots": (np.ones(5), Z(5), Z(5), Z(5), *Z((5, 40)), 1.0, 0.0, 0.0, 2),
+    "transfers": (np.arange(4), Z(4), Z(4), Z(4), 2, 3),
     "follow": (Z((4, 3, 2)), Z((3, 2)), Z(3), Z(2), Z(2), Z((4, 3, 2)), Z((4, 3, 2)), 0.0, 1.0, False),
 }
 
@@ -44,6 +45,25 @@ def test_places_outside_the_side_are_refused():
 def test_counts_below_one_are_refused(counts):
     with pytest.raises(ValueError, match="fit together"):
         recurrences.phases(*RIGHT["phases"][:5], *counts)
+
+
+def test_senders_and_receivers_are_counted_and_items_known():
+    order, *columns = RIGHT["transfers"][:4]
+    for counts in ((0, 3), (2, 0), (-1, 3)):
+        with pytest.raises(ValueError, match="fit together"):
+            recurrences.transfers(order, *columns, *counts)
+    for place in (-1, 4):
+        with pytest.raises(ValueError, match="fit together"):
+            recurrences.transfers(np.array([0, 1, 2, place]), *columns, 2, 3)
+
+
+def test_an_item_waits_for_its_sender_and_its_receiver():
+    """Two senders, one receiver: the second item is sent first, and the first one waits for the receiver."""
+    arrived = Z(3)
+    recurrences.transfers(np.array([1, 0, 2]), np.array([1.5, 1.0, 2.0]), np.array([1.0, 2.0, 4.0]), arrived, 2, 1)
+    assert arrived.tolist() == [4.0, 3.0, 8.0]
+    recurrences.transfers(np.array([1, 0, 2]), np.array([1.5, 1.0, 2.0]), np.array([1.0, 2.0, 4.0]), arrived, 2, 2)
+    assert arrived.tolist() == [2.5, 3.0, 7.0]
 
 
 def test_a_repeated_iteration_is_the_iteration_many_times():

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.xcore.small_specs import MODEL, schedule
@@ -15,9 +15,11 @@ from tests.xsimulator.replay.test_event_simulator import stages_of
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.prefill_decode import PrefillDecode
 from xcore.specs.workload import RequestLengths
+from xscheduler.goodput import missed_bounds
 from xsimulator.replay import compiled
 from xsimulator.replay.compiled import Replicas
 from xsimulator.replay.prefill_decode_replay import KVLink, hand_over
+from xsimulator.replay.watch import Watch
 
 NAMES = ("started", "first", "finished", "hits", "reused", "preemptions")
 ONE = stages_of(MODEL, "both", 0, 1)
@@ -78,6 +80,45 @@ def test_every_request_is_served_in_order_of_its_steps(rows, x, y):
     for before, after in pairwise(steps):
         assert (after >= before - 1e-12).all()
     assert ((times.finished > times.first) == (requests.outputs > 1)).all() and all(0 < b <= 1 for b in times.busy)
+
+
+BOUNDS = st.one_of(st.just(np.inf), st.floats(1e-3, 3))
+
+
+@given(
+    rows=ROWS,
+    counts=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    limits=st.tuples(BOUNDS, BOUNDS, BOUNDS),
+    allowed=st.integers(0, 9),
+    front_end=st.sampled_from([0.0, 13e-3]),
+)
+@settings(max_examples=200)
+def test_a_replay_ends_early_only_if_too_many_requests_miss_a_bound(rows, counts, limits, allowed, front_end):
+    profile, plan = replace(PROFILE, front_end_s=front_end), plan_of(*counts)
+    requests = arrays(sorted(rows, key=lambda row: row.arrival_s))
+    requests = replace(requests, flags=requests.flags * (np.arange(len(rows)) % 4 > 0))
+    watch = Watch(np.array(limits), np.full(3, float(allowed)), np.zeros(3))
+    times = hand_over(plan, profile, Replicas(profile), requests)
+    watched = hand_over(plan, profile, Replicas(profile), requests, watch)
+    missed = [counts.sum() for counts in missed_bounds(requests, times.first, times.finished, watch.limits)]
+    event(f"early: {watched is None}, missed: {max(missed) > allowed}")
+    if watched is None:
+        assert max(missed) > allowed
+    else:
+        for name in ("started", "ready", "first", "finished"):
+            assert getattr(watched, name).tolist() == getattr(times, name).tolist()
+
+
+def test_a_replay_ends_where_a_side_is_late():
+    """On the way to the decode replica, on it, and before it."""
+    requests, plan, replicas = arrays([RequestLengths(50, 9, 0.0)] * 3), plan_of(1, 1), Replicas(PROFILE)
+    times = hand_over(plan, PROFILE, replicas, requests)
+    for bound, seconds in enumerate((times.prefilled, times.finished - times.first, times.ready)):
+        for late, share in ((True, 0.9), (False, 1.1)):
+            limits = np.full(3, np.inf)
+            limits[bound] = share * seconds.max() / (8 if bound == 1 else 1) + (not late) * times.finished.max()
+            watch = Watch(limits, np.zeros(3), np.zeros(3))
+            assert (hand_over(plan, PROFILE, replicas, requests, watch) is None) == late
 
 
 def test_a_replica_for_each_request_makes_none_wait():
