@@ -80,7 +80,8 @@ class Times:
         """Merge neighbouring kinds, so that at most `most` remain; their differences add to the deviation."""
         if len(self.p) <= most:
             return self
-        order = np.argsort(self.seconds)
+        possible = np.flatnonzero(self.p)  # a share may be too small for a number
+        order = possible[np.argsort(self.seconds[possible])]
         seconds, variance, p = self.seconds[order], self.deviation[order] ** 2, self.p[order]
         starts = np.unique(np.searchsorted(np.cumsum(p), np.arange(most) / most))
         weight = np.add.reduceat(p, starts)
