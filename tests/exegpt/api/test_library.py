@@ -15,6 +15,8 @@ from xcore.errors import InputError
 
 WHERE = ("llama-3.1-8b", "1xH100-SXM", "2048/256")
 TYPED = ("--model", WHERE[0], "--cluster", WHERE[1], "--workload", WHERE[2], "--json")
+FIXED = {"max_num_batched_tokens": 512}
+"""So that searches are short."""
 
 
 def printed(capsys, *words):
@@ -52,14 +54,14 @@ def test_the_best_on_an_engine_is_the_commands(capsys):
 
 
 def test_a_bound_is_seconds_or_a_text():
-    policies = {"policy": "chunked"}
+    policies = {"policy": "chunked", "fixed": FIXED}
     assert exegpt.tune(*WHERE, "5s", **policies).schedule == exegpt.tune(*WHERE, 5, **policies).schedule
     none = exegpt.tune(*WHERE, 0.001, **policies)
     assert none.schedule is None and none.lowest_latency_s > 0.001
 
 
 def test_tune_at_a_rate():
-    found = exegpt.tune(*WHERE, latency_bound=5.0, rate=4, policy="chunked", fixed={"max_num_seqs": 32})
+    found = exegpt.tune(*WHERE, latency_bound=5.0, rate=4, policy="chunked", fixed=FIXED | {"max_num_seqs": 32})
     assert found.rate_seq_s == 4.0 < found.goodput_seq_s and found.schedule.control.max_num_seqs == 32
 
 
@@ -87,7 +89,7 @@ def test_defaults_are_the_commands(function, record):
 def test_plan_is_the_command(tmp_path):
     file = tmp_path / "models.yaml"
     file.write_text("models:\n  - {name: a, model: opt-13b, workload: S, rate: 1/s, latency_bound: 20s}\n")
-    found = exegpt.plan(file, "2xA100-80GB", method="spatial")
+    found = exegpt.plan(file, "1xA100-80GB", method="spatial")
     assert found.plan.models[0].name == "a" and found.to_dict()["plan"]["models"]
 
 

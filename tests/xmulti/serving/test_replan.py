@@ -11,7 +11,7 @@ from tests.xcore import small_specs
 from xcore.quantity import figure_text
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
-from xmulti.plans import planning
+from xmulti.plans import model_frontier, planning
 from xmulti.plans.demands import ModelDemand
 from xmulti.plans.mean_batch_one_latency import mean_batch_one_latency
 from xmulti.plans.planning import make_plan
@@ -100,8 +100,9 @@ def test_rates_that_no_plan_sustains_still_get_the_one_that_is_nearest(plan, set
     assert found.plan and found.plan.headroom < 1 and budgets(found.plan)["code"] == 3
 
 
-def test_a_plan_of_several_nodes_keeps_each_model_on_one(setting):
+def test_a_plan_of_several_nodes_keeps_each_model_on_one(setting, monkeypatch):
     """A server runs no engine on two nodes. Without that limit, `chat` gets both nodes that `code` leaves."""
+    monkeypatch.setattr(model_frontier, "REQUESTS", 4000)
     cluster = parse_cluster("3x1xA40", 0.92)
     demands = demands_at(replace(setting, cluster=cluster), RATES)
     spans = make_plan(demands, cluster, "spatial")
@@ -125,7 +126,7 @@ def alive(pid):
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_search_ends_when_nobody_waits_for_it_any_more(plan, setting, monkeypatch, tmp_path):
+def test_a_search_ends_when_nobody_waits_for_it_any_more(setting, monkeypatch, tmp_path):
     """With the processes that it has started."""
     pids = tmp_path / "pids"
     program = f"""
@@ -137,7 +138,8 @@ time.sleep(600)
     monkeypatch.setattr(replanning, "_PROCESS", program)
 
     async def given_up():
-        searching = asyncio.ensure_future(in_a_process(asked(plan, setting, RATES)))
+        held = of_devices({"chat": (0, 1, 2), "code": (3,)})
+        searching = asyncio.ensure_future(in_a_process(asked(held, setting, RATES)))
         while not pids.exists() or not pids.read_text().endswith(" "):
             await asyncio.sleep(0.05)
         searching.cancel()

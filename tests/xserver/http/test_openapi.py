@@ -29,7 +29,7 @@ OPERATIONS = [
 ]
 
 
-EXAMPLES = 60 if os.environ.get("EXEGPT_TESTS") == "all" else 20
+EXAMPLES = 60 if os.environ.get("EXEGPT_TESTS") == "all" else 12
 """Bodies of each operation; `make test-all` sends more."""
 FORMATS = (
     "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools tool_choice".split()
