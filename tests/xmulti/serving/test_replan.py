@@ -48,8 +48,10 @@ def demands_at(setting, rates):
 
 @pytest.fixture(scope="module")
 def plan(setting):
-    """Devices in proportion to what is computed: three, and one."""
-    return make_plan(demands_at(setting, RATES), CLUSTER, "spatial")
+    """Devices in proportion to what is computed: three, and one. Few requests are enough for a search to begin with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_frontier, "REQUESTS", 4000)
+        return make_plan(demands_at(setting, RATES), CLUSTER, "spatial")
 
 
 def asked(plan, setting, rates, latencies_s=()):
