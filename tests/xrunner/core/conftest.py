@@ -1,5 +1,7 @@
 """transformers' tokens of the tiny models, which every schedule must give."""
 
+import functools
+
 import pytest
 import torch
 
@@ -12,8 +14,9 @@ SIZES |= {"vocab_size": 300, "n_positions": 128, "relative_attention_max_distanc
 SPECIAL = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 
 
+@functools.cache
 def tokens_of_transformers(path):
-    """transformers' tokens and gaps for every request."""
+    """transformers' tokens and gaps for every request, generated once in a process."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
