@@ -14,10 +14,12 @@ from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
 from xsimulator.steady.closed_form import Steady
-from xsimulator.steady.outcome import Outcome, estimate_of
+from xsimulator.steady.outcome import Needs, Outcome, estimate_of
 from xsimulator.steady.scenario import Scenario
 
 Values = tuple[int, ...]
+Shares = tuple[float, float]
+"""Shares of the memory, and of the most sequences decoded at a time."""
 
 _NEAR = 0.002
 """Precision of the search for a pool size: its largest latency is within this share of the bound."""
@@ -29,8 +31,7 @@ class Size:
 
     throughput: float
     """Output tokens/s, or a bound on that of all smaller batches if it is higher."""
-    shares: tuple[float, float]
-    """Shares of the memory, and of the most sequences decoded at a time."""
+    shares: Shares
     blocks: int
     """KV blocks."""
     decode_batch: int
@@ -56,6 +57,9 @@ class Candidates(Space):
     measure: Callable[[Values], Size] | None = None
     """Returns the size of a point, which is kept in `sizes`."""
     sizes: dict[Values, Size] = field(default_factory=dict)
+    find_shares: Callable[[Values], Shares] | None = None
+    """Returns a point's shares of its limits, which are kept in `shares`."""
+    shares: dict[Values, Shares] = field(default_factory=dict)
 
     @functools.cached_property
     def where(self) -> Scenario:
@@ -115,6 +119,15 @@ class Candidates(Space):
             self.sizes[values] = self.measure(values)
         return self.sizes[values]
 
+    def shares_of(self, values: Values) -> Shares:
+        """Return a point's shares, as its size has them: without its times, if they depend on none."""
+        if values in self.sizes:
+            return self.sizes[values].shares
+        if values not in self.shares:
+            assert self.find_shares is not None
+            self.shares[values] = self.find_shares(values)
+        return self.shares[values]
+
     def outcome(self, values: Values) -> Outcome:
         """Evaluate a point."""
         return self.steady(self.controls(values))
@@ -168,7 +181,7 @@ def candidates(
     def tokens() -> float:
         return space.where.replicas * space.where.load.workload.output.mean
 
-    def shares(result: Outcome) -> tuple[float, float]:
+    def shares(result: Outcome | Needs) -> Shares:
         beyond = result.decode_batch / widest if widest else 2.0 * (result.decode_batch > MAX_TOKENS)
         return limits.memory(space.where, result), beyond
 
@@ -182,6 +195,10 @@ def candidates(
         throughput = max(result.throughput * tokens(), best_below)
         return Size(throughput, shares(result), result.demand.blocks, result.decode_batch)
 
+    def find_shares(values: Values) -> Shares:
+        needs = estimates.needs(space.where, policy, space.controls(values))
+        return shares(needs) if needs else space.size_of(values).shares
+
     space = Candidates(
         policy,
         variables,
@@ -193,6 +210,7 @@ def candidates(
         constants=constants,
         quickest_s=bounds.quickest_s,
         measure=measure,
+        find_shares=find_shares,
     )
     return space
 

@@ -209,7 +209,7 @@ class OpenSearch:
 
     def _fullness(self, space: Candidates, point: Point) -> float:
         """Return the largest share of a limit that a point uses, over the constraints that are not times."""
-        return max(space.size_of(space.values(point)).shares)
+        return max(space.shares_of(space.values(point)))
 
     # ---- step 2: around the best points ----
 
@@ -356,7 +356,7 @@ class OpenSearch:
             return False  # vLLM refuses a token budget below the number of sequences
         if self.caching and self._room(space, point) < self.meter.arrivals.most_blocks:
             return False
-        return max(space.size_of(values).shares) <= 1.0
+        return max(space.shares_of(values)) <= 1.0
 
     def _by_ceiling(self) -> Iterator[Candidates]:
         """Yield the spaces by falling ceilings.

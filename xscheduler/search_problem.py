@@ -33,7 +33,7 @@ from xsimulator.cost.cost_model import CostModel
 from xsimulator.cost.memo import memoized
 from xsimulator.estimates import GROWING
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import Outcome, latency, memory_share, per_token, ttft
+from xsimulator.steady.outcome import Needs, Outcome, latency, memory_share, per_token, ttft
 from xsimulator.steady.scenario import Scenario
 
 ENCODE_MICRO_BATCHES = (1, 2, 4)
@@ -103,7 +103,7 @@ class Limits:
         constraints = [Constraint(name, limit, up, slack) for name, limit, slack in bounds if limit is not None]
         return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up, widest_slack), *constraints)
 
-    def memory(self, scenario: Scenario, outcome: Outcome) -> float:
+    def memory(self, scenario: Scenario, outcome: Outcome | Needs) -> float:
         """Return the fullest device's memory use as a share of its usable memory, or of the cache if that is more."""
         share = memory_share(scenario, outcome)
         return max(share, outcome.demand.blocks / self.kv_blocks) if self.kv_blocks else share

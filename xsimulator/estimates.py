@@ -12,7 +12,7 @@ from xsimulator import replayed
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import chunked, hybrid, orca, rra, static, waa
 from xsimulator.steady.closed_form import Controls, Steady
-from xsimulator.steady.outcome import Outcome, estimate_of
+from xsimulator.steady.outcome import Needs, Outcome, estimate_of
 from xsimulator.steady.residents import Form
 from xsimulator.steady.scenario import Scenario
 
@@ -59,6 +59,11 @@ def has_steady_state(schedule: Schedule) -> bool:
 def steady(policy: str, scenario: Scenario) -> Steady:
     """Return a policy's steady state in a scenario: its closed form or, without one, the result of a replay."""
     return CLOSED_FORMS[policy].steady(scenario) if policy in CLOSED_FORMS else replayed.steady(policy, scenario)
+
+
+def needs(scenario: Scenario, policy: str, controls: Controls) -> Needs | None:
+    """Return what a replica needs under a policy's control variables; None if only its outcome tells."""
+    return CLOSED_FORMS[policy].needs(scenario, controls) if policy in CLOSED_FORMS else None
 
 
 def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:

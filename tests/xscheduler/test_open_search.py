@@ -177,7 +177,7 @@ def test_the_steady_throughput_counts_requests():
 def test_a_point_fits_whatever_its_times_if_no_batch_exceeds_its_token_budget(batch, memory, share, fits):
     variables = Variable("max_num_seqs", (batch,)), Variable("max_num_batched_tokens", (16,))
     size = Size(1.0, (memory, share), 1, batch)
-    space = Candidates("", variables, (), None, policy="chunked", measure=lambda values: size)
+    space = Candidates("", variables, (), None, policy="chunked", find_shares=lambda values: size.shares)
     assert OpenSearch(asked(), [], None)._fits(space, (0, 0)) == fits
 
 

@@ -435,7 +435,8 @@ class Counting(Told):
 
 def space_of(name, ceiling=math.inf, quickest_s=0.0, sizes=(1,)):
     made = grid(*sizes)
-    asked = {"policy": "chunked", "quickest_s": quickest_s, "measure": lambda values: NOTHING}
+    asked = {"policy": "chunked", "quickest_s": quickest_s, "find_shares": lambda values: NOTHING.shares}
+    asked["measure"] = lambda values: NOTHING
     return Candidates(name, made.variables, (), made.simulate, ceiling, **asked)
 
 

@@ -9,10 +9,10 @@ from xcore.policies.chunked import TRAITS
 from xcore.specs.workload import LengthDistribution
 from xsimulator.steady import lockstep
 from xsimulator.steady.chunk_times import IterationTimes, chunk_times
-from xsimulator.steady.closed_form import ClosedForm, Steady, pool_of
+from xsimulator.steady.closed_form import ClosedForm, Controls, Steady, pool_of
 from xsimulator.steady.iterations import Encoded, Mixture, from_iterations
-from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool
-from xsimulator.steady.outcome import Outcome
+from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool, reserved_needs
+from xsimulator.steady.outcome import Needs, Outcome
 from xsimulator.steady.scenario import Scenario
 
 _ROUNDS = 6
@@ -114,4 +114,10 @@ def _steady(scenario: Scenario) -> Steady:
     )
 
 
-CLOSED_FORM = ClosedForm((TRAITS.name,), _steady, grows=True)
+def _needs(scenario: Scenario, controls: Controls) -> Needs | None:
+    if controls.get("grows"):
+        return None  # memory depends on how long sequences stay
+    return reserved_needs(scenario.load, controls["max_num_seqs"], float(controls["max_num_batched_tokens"]))
+
+
+CLOSED_FORM = ClosedForm((TRAITS.name,), _steady, grows=True, needs=_needs)

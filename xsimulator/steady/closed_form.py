@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.steady.occupancy import RESERVED, Pool
-from xsimulator.steady.outcome import Outcome
+from xsimulator.steady.outcome import Needs, Outcome
 from xsimulator.steady.scenario import Scenario
 
 Controls = Mapping[str, int]
@@ -22,6 +22,8 @@ class ClosedForm:
     steady: Callable[[Scenario], Steady]
     grows: bool = False
     """Whether the closed form covers admission *grow* too."""
+    needs: Callable[[Scenario, Controls], Needs | None] = lambda scenario, controls: None
+    """What a point needs, found without its times; None: only its outcome tells."""
 
 
 def pool_of(controls: Controls) -> Pool:

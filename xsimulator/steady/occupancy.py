@@ -12,6 +12,7 @@ from statistics import NormalDist
 
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.steady.load import Load
+from xsimulator.steady.outcome import Needs, StageDemand
 
 _NORMAL = NormalDist()
 
@@ -76,6 +77,11 @@ class Pool:
 
 
 RESERVED = Pool()
+
+
+def reserved_needs(load: Load, most: int, tokens: float) -> Needs:
+    """Return what `most` residents and an iteration of at most `tokens` tokens need if blocks are reserved."""
+    return Needs(StageDemand(RESERVED.occupancy(load, most, 1.0, 1.0).blocks, tokens, most), most)
 
 
 def _grown(load: Load, most: int, holding: float, stay: float, blocks: int) -> Occupancy:

@@ -7,10 +7,10 @@ import numpy as np
 from xcore.arrays import Array
 from xcore.policies.orca import TRAITS
 from xsimulator.steady import lockstep
-from xsimulator.steady.closed_form import ClosedForm, Steady, pool_of
+from xsimulator.steady.closed_form import ClosedForm, Controls, Steady, pool_of
 from xsimulator.steady.iterations import Encoded, Mixture, Own, from_iterations, seconds_of
-from xsimulator.steady.occupancy import RESERVED, Pool
-from xsimulator.steady.outcome import Outcome
+from xsimulator.steady.occupancy import RESERVED, Pool, reserved_needs
+from xsimulator.steady.outcome import Needs, Outcome
 from xsimulator.steady.scenario import Scenario
 
 
@@ -52,7 +52,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
     stay = runs + scenario.idle_iterations
     occupancy = pool.occupancy(scenario.load, max_num_seqs, stay, prefills_per_step)
     idle = scenario.idle_iterations
-    longest = float(min(prefills_per_step, max_num_seqs) * scenario.load.workload.input.max + max_num_seqs)
+    longest = _most_tokens(scenario, max_num_seqs, prefills_per_step)
     if lockstep.in_step(scenario) and not occupancy.preemptions:
         turns = lockstep.turns(scenario, max_num_seqs, float(prefills_per_step), True, idle)
         if turns:
@@ -72,6 +72,11 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
     return from_iterations(
         scenario, mixture, rate, max_num_seqs, occupancy, longest, lambda: _encoded(scenario, mixture)
     )
+
+
+def _most_tokens(scenario: Scenario, max_num_seqs: int, prefills_per_step: int) -> float:
+    """Return the most tokens of an iteration."""
+    return float(min(prefills_per_step, max_num_seqs) * scenario.load.workload.input.max + max_num_seqs)
 
 
 def _encoded(scenario: Scenario, mixture: Mixture) -> Encoded:
@@ -94,4 +99,11 @@ def _steady(scenario: Scenario) -> Steady:
     )
 
 
-CLOSED_FORM = ClosedForm((TRAITS.name,), _steady, grows=True)
+def _needs(scenario: Scenario, controls: Controls) -> Needs | None:
+    if controls.get("grows"):
+        return None  # memory depends on how long sequences stay
+    most, prefills = controls["max_num_seqs"], controls["prefills_per_step"]
+    return reserved_needs(scenario.load, most, _most_tokens(scenario, most, prefills))
+
+
+CLOSED_FORM = ClosedForm((TRAITS.name,), _steady, grows=True, needs=_needs)

@@ -88,6 +88,15 @@ class StageDemand:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What one replica needs besides time: the fields of `Outcome` that depend on no times."""
+
+    demand: StageDemand
+    decode_batch: int
+    encode_demand: StageDemand | None = None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One replica in its steady state."""
 
@@ -150,7 +159,7 @@ def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int
     return tuple(zip(stages, blocks, strict=True))
 
 
-def memory_share(scenario: Scenario, outcome: Outcome) -> float:
+def memory_share(scenario: Scenario, outcome: Outcome | Needs) -> float:
     """Return the largest share of the usable memory that any device uses."""
     demand, encoding = outcome.demand, outcome.encode_demand
     kinds = scenario.replica.memory_kinds(demand.step, encoding.step if encoding else None)

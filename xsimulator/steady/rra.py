@@ -9,9 +9,9 @@ import numpy as np
 from xcore.arrays import Array
 from xcore.policies.rra import TRAITS
 from xsimulator.steady.adjusted import residents_left, tokens_left, tokens_left_in_part
-from xsimulator.steady.closed_form import ClosedForm, Steady
+from xsimulator.steady.closed_form import ClosedForm, Controls, Steady
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
+from xsimulator.steady.outcome import Lifetime, Needs, Outcome, StageDemand
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.residents import SteadyState
 from xsimulator.steady.scenario import Scenario
@@ -108,6 +108,7 @@ def outcome(
     iteration 1 + (D - 1) mod N_D leaves the last stage.
     """
     steady_phase = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
+    needed = needs(scenario, encode_batch, decode_iterations, encode_micro_batches)
     times = tagged = steady_phase.times
     load, steady = scenario.load, scenario.load.steady(decode_iterations)
     encode_count = micro_batches(scenario, encode_batch, encode_micro_batches)
@@ -141,16 +142,27 @@ def outcome(
         lifetime=lifetime,
         find_first_token=lambda: first,
         kinds=load.lengths,
-        demand=StageDemand(
-            blocks(scenario, encode_batch, decode_iterations),
-            encode_batch * max(load.prompts.mean / encode_count, steady.batch_ratio / parts),
-            encode_batch * max(1 / encode_count, steady.batch_ratio / parts),
-        ),
-        decode_batch=decode_batch(scenario, encode_batch, decode_iterations),
+        demand=needed.demand,
+        decode_batch=needed.decode_batch,
         residents=lambda: encode_batch * _stay(load, steady.active, times, tagged) / times.period,
         busy=(steady_phase.encoding + steady_phase.decoding) / times.period,
         binding="encoding" if steady_phase.encoding.sum() > steady_phase.decoding.sum() else "decoding",
     )
+
+
+def needs(
+    scenario: Scenario, encode_batch: int, decode_iterations: int, encode_micro_batches: int | None = None
+) -> Needs:
+    """Return what the residents of all phases, and the largest step of either kind, need."""
+    encode_count = micro_batches(scenario, encode_batch, encode_micro_batches)
+    parts = decode_parts(scenario, encode_batch, decode_iterations)
+    ratio = scenario.load.steady(decode_iterations).batch_ratio
+    demand = StageDemand(
+        blocks(scenario, encode_batch, decode_iterations),
+        encode_batch * max(scenario.load.prompts.mean / encode_count, ratio / parts),
+        encode_batch * max(1 / encode_count, ratio / parts),
+    )
+    return Needs(demand, decode_batch(scenario, encode_batch, decode_iterations))
 
 
 def _iterations_vary(scenario: Scenario, encode_batch: int, steady: SteadyState, parts: int) -> float:
@@ -196,10 +208,16 @@ def decode_batch(scenario: Scenario, encode_batch: int, decode_iterations: int) 
     return max(1, round(encode_batch * scenario.load.steady(decode_iterations).batch_ratio))
 
 
+def _variables(controls: Controls) -> tuple[int, int, int | None]:
+    return controls["encode_batch"], controls["decode_iterations"], controls.get("encode_micro_batches")
+
+
 def _steady(scenario: Scenario) -> Steady:
-    return lambda controls: outcome(
-        scenario, controls["encode_batch"], controls["decode_iterations"], controls.get("encode_micro_batches")
-    )
+    return lambda controls: outcome(scenario, *_variables(controls))
 
 
-CLOSED_FORM = ClosedForm((TRAITS.name,), _steady)
+def _needs(scenario: Scenario, controls: Controls) -> Needs:
+    return needs(scenario, *_variables(controls))
+
+
+CLOSED_FORM = ClosedForm((TRAITS.name,), _steady, needs=_needs)

@@ -8,9 +8,9 @@ import numpy as np
 
 from xcore.arrays import Array
 from xcore.policies.static import TRAITS
-from xsimulator.steady.closed_form import ClosedForm, Steady
+from xsimulator.steady.closed_form import ClosedForm, Controls, Steady
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
+from xsimulator.steady.outcome import Lifetime, Needs, Outcome, StageDemand
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
@@ -42,7 +42,8 @@ def outcome(
     there are as many micro-batches as stages.
     """
     side, load = scenario.replica.decode, scenario.load
-    encode_count, parts = (min(n or len(side.stages), batch) for n in (encode_micro_batches, micro_batches))
+    encode_count, parts = _counts(scenario, batch, encode_micro_batches, micro_batches)
+    needed = needs(scenario, batch, encode_micro_batches, micro_batches)
     times, encoding, decoding = phase(scenario, batch, encode_count, parts)
     shift = 1.0 if load.first_by_encoding else 0.0
     ends = np.concatenate([[times.encoded], times.decoded])
@@ -69,16 +70,29 @@ def outcome(
         lifetime=lifetime,
         find_first_token=lambda: first,
         kinds=load.lengths,
-        demand=StageDemand(
-            blocks(scenario, batch),
-            batch * max(load.prompts.mean / encode_count, 1 / parts),
-            batch / min(encode_count, parts),
-        ),
-        decode_batch=batch,
+        demand=needed.demand,
+        decode_batch=needed.decode_batch,
         residents=lambda: _residents(load, batch, times, duration),
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )
+
+
+def _counts(
+    scenario: Scenario, batch: int, encode_micro_batches: int | None, micro_batches: int | None
+) -> tuple[int, int]:
+    """Return the micro-batches of encoding and of decoding; without counts, as many as stages."""
+    stages = len(scenario.replica.decode.stages)
+    return min(encode_micro_batches or stages, batch), min(micro_batches or stages, batch)
+
+
+def needs(
+    scenario: Scenario, batch: int, encode_micro_batches: int | None = None, micro_batches: int | None = None
+) -> Needs:
+    """Return what a batch, and the largest step of either kind, need."""
+    encode_count, parts = _counts(scenario, batch, encode_micro_batches, micro_batches)
+    tokens = batch * max(scenario.load.prompts.mean / encode_count, 1 / parts)
+    return Needs(StageDemand(blocks(scenario, batch), tokens, batch / min(encode_count, parts)), batch)
 
 
 def _residents(load: Load, batch: int, times: PhaseTimes, duration: float) -> float:
@@ -100,4 +114,8 @@ def _steady(scenario: Scenario) -> Steady:
     return lambda controls: outcome(scenario, controls["encode_batch"], controls.get("encode_micro_batches"))
 
 
-CLOSED_FORM = ClosedForm((TRAITS.name,), _steady)
+def _needs(scenario: Scenario, controls: Controls) -> Needs:
+    return needs(scenario, controls["encode_batch"], controls.get("encode_micro_batches"))
+
+
+CLOSED_FORM = ClosedForm((TRAITS.name,), _steady, needs=_needs)
