@@ -18,6 +18,9 @@ EXAMPLES = 100 if os.environ.get("EXEGPT_TESTS") == "all" else 50
 """Examples of a property test that sets no number. Each run draws other examples."""
 settings.register_profile("exegpt", deadline=None, max_examples=EXAMPLES)  # a busy machine is no failure
 settings.load_profile("exegpt")
+FEWEST = 25
+HELD = "_hypothesis_internal_use_settings"
+"""Attribute of a property test that has its settings."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("EXEGPT_WARM_UP", "0")  # dozens of engines start, whose speed doesn't matter
@@ -48,6 +51,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return scheduler
 
 
+def halve_examples(test: object) -> None:
+    """Let a property test that sets a number of examples draw half as many, but no fewer than FEWEST."""
+    own = getattr(test, HELD, None)
+    if own is not None and own.max_examples > max(FEWEST, EXAMPLES):
+        setattr(test, HELD, settings(own, max_examples=max(FEWEST, own.max_examples // 2)))
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves out as slow: long tests, and cases of others. Put what takes longest first.
@@ -55,6 +65,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Files are dealt to several processes in their order: at the end, short ones are left. test_openapi.py ends a server
     that test_rescheduling.py needs, too.
     """
+    if os.environ.get("EXEGPT_TESTS") != "all":
+        for test in {item.obj for item in items if isinstance(item, pytest.Function)}:
+            halve_examples(test)
     long = ("tests/xserver", "tests/xrunner")
     items.sort(key=lambda item: (not item.nodeid.startswith(long), "test_openapi" in item.nodeid))
     seen: Counter[str] = Counter()

@@ -46,7 +46,7 @@ def some_models(seed):
 
 
 @pytest.mark.parametrize("by", ["space", "time"])
-@pytest.mark.parametrize("seed", [2, 3, 4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 5))])
+@pytest.mark.parametrize("seed", [2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 4, 5))])
 def test_no_replay_is_better_than_the_bound(seed, by, tmp_path):
     demands, devices = demands_of(tmp_path, *some_models(seed)), 1 + seed % 2
     most = most_of_unit(demands, CLUSTER, devices)

@@ -54,8 +54,8 @@ def test_a_full_engine_does_the_predicted_work(policy, workload, stages, replica
 @pytest.mark.parametrize(("policy", "inputs", "outputs"), [("orca", 1000, 16), ("chunked", 1500, 8)])
 def test_a_prompt_that_an_idle_engine_prefills_delays_nobody(policy, inputs, outputs):
     schedule = replace(on(policy, "T"), workload=Workload.fixed(inputs, outputs), latency_bound_s=20.0)
-    server = SimulatedServer(schedule, PROFILE, 60)
-    for number in range(60):
+    server = SimulatedServer(schedule, PROFILE, 30)
+    for number in range(30):
         server.run(2.0 * number)
         server.send(Request(str(number), (1,) * inputs, outputs), outputs)
     server.run()
