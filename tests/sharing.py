@@ -7,7 +7,7 @@ SHARING = {
     **dict.fromkeys(("test_body", "test_chat", "test_completions", "test_journal", "test_openapi"), "server"),
     **dict.fromkeys(("test_faults", "test_logprobs", "test_openai_client", "test_prefix_caching"), "server"),
     **dict.fromkeys(("test_bench_serve", "test_ranks", "test_relay", "test_rescheduling"), "server"),
-    **dict.fromkeys(("test_engine_process", "test_monitoring", "test_tracing"), "server"),
+    **dict.fromkeys(("test_engine_process", "test_keys", "test_monitoring", "test_tracing"), "server"),
     **dict.fromkeys(("test_shared_devices", "test_simulate_plan"), "plan"),
 }
 """The server or the plan that test files of tests/xserver and tests/xmulti share, by the file's name."""

@@ -28,6 +28,8 @@ from xrunner.models.create import create_model
 pytest.importorskip("fastapi")
 _SHARED: list[subprocess.Popen[bytes]] = []
 """The servers of several files."""
+BOUND_S = 30.0
+"""Latency bound of the server `bounded`."""
 STARTS_S = 120
 """Longest start of a server: a fresh clone compiles its kernels first."""
 
@@ -168,6 +170,19 @@ def administered(model, schedule, tmp_path_factory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("administered")
     (directory / "token").write_text("secret\n")
     with serving(model, schedule, directory, "--admin-token-file", str(directory / "token"), "--pinned") as running:
+        _SHARED.append(running.process)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def bounded(model, tmp_path_factory) -> Iterator[Server]:
+    """A server with a bound, logs of JSON, and the key `sesame` in the file `keys` beside its log."""
+    directory = tmp_path_factory.mktemp("bounded")
+    path, keys = directory / "schedule.json", directory / "keys"
+    document.write(path, replace(schedule_for(model), latency_bound_s=BOUND_S))
+    keys.write_text("sesame\n")
+    options = ("--api-key-file", str(keys), "--log-format", "json", "--log-requests", "--max-waiting", "3")
+    with serving(model, path, directory, *options) as running:
         _SHARED.append(running.process)
         yield running
 

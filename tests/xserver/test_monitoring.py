@@ -5,16 +5,13 @@ import re
 import shutil
 import subprocess
 import time
-from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.xserver.conftest import schedule_for, serving
-from xcore import document
+from tests.xserver.conftest import BOUND_S
 
 KEY = {"Authorization": "Bearer sesame"}
-BOUND_S = 30.0
 SECRET = "Xylophone quartz"
 BODY = {"max_tokens": 12, "ignore_eos": True, "temperature": 0}
 
@@ -29,18 +26,6 @@ def samples(server):
 
 def read(values, name, **labels):
     return values[name, tuple(sorted(labels.items()))]
-
-
-@pytest.fixture(scope="module")
-def bounded(model, tmp_path_factory):
-    """A server with a bound, keys and logs of JSON, that one request has been sent to."""
-    directory = tmp_path_factory.mktemp("bounded")
-    path, keys = directory / "schedule.json", directory / "keys"
-    document.write(path, replace(schedule_for(model), latency_bound_s=BOUND_S))
-    keys.write_text("sesame\n")
-    options = ("--api-key-file", str(keys), "--log-format", "json", "--log-requests", "--max-waiting", "3")
-    with serving(model, path, directory, *options) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
