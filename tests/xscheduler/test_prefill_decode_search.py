@@ -24,7 +24,7 @@ ASKED = "tune -m opt-6.7b -c 2xA40 -w 512/32 --rate 1/s --ttft 2s --tpot 100ms -
 
 def question(model, cluster, workload, bounds):
     setting = find_setting(model, cluster, workload, "roofline", one_engine=True)
-    arrivals = Arrivals.poisson(setting.workload, setting.model.longest_request, count=60_000)
+    arrivals = Arrivals.poisson(setting.workload, setting.model.longest_request, count=20_000)
     return PrefillDecodeQuestion(setting, arrivals, bounds, ALL_REQUESTS)
 
 
