@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xcore.errors import InputError
 from xcore.traces.arrival_unit import DATE, UNITS, split_unit
 
-_ARRIVALS = ("arrival", "arrival_time", "arrived_at", "timestamp")
+_ARRIVALS = ("arrival", "arrival_time", "arrived_at", "timestamp", "arrival_timestamp")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "input": (
@@ -21,6 +21,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "input_length",
         "input_len",
         "prompt_len",
+        "prompt_size",
         "isl",
         "Request tokens",
     ),
@@ -34,6 +35,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "output_length",
         "output_len",
         "response_len",
+        "token_size",
         "osl",
         "Response tokens",
     ),
@@ -41,7 +43,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """Columns that a trace must or may have, and its column names in public traces.
 
-The traces are Azure, BurstGPT, Mooncake, Qwen-Bailian and Vidur. Letter case and separators of words don't matter.
+The traces are Azure, BurstGPT, Mooncake, Qwen-Bailian, Splitwise and Vidur. Letter case and separators of words don't
+matter.
 """
 IDENTITIES: dict[str, tuple[str, ...]] = {
     "prompt_ids": ("prompt_ids", "prompt_token_ids"),
@@ -108,6 +111,11 @@ class Columns:
     """Column names by key of `IDENTITIES`."""
     notes: tuple[str, ...]
     """Sentences about columns that resemble known ones but aren't read."""
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The names of all columns that are read."""
+        return (self.input, self.output, *([self.arrival] if self.arrival else []), *self.identity.values())
 
 
 def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -> Columns:

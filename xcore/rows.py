@@ -25,6 +25,8 @@ class Moment:
     """A moment in a certain unit: a date, or a duration since an unknown start."""
 
     nanoseconds: int
+    zone_s: float | None = 0.0
+    """Seconds that a date's time zone is ahead of UTC; None: the date has no zone, and is read as UTC."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.quantity import figure_text
 
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 """Units of `--columns arrival=NAME:UNIT` and of column names, in seconds."""
 DATE = "date"
 """The unit of dates that are written as numbers: 20231116, 20231116181546, or a spreadsheet's days (45246.5)."""
@@ -21,6 +21,7 @@ _WORDS = {
     "ns": ("nsec", "nsecs", "nanos", "nanosec", "nanosecs", "nanosecond", "nanoseconds"),
     "min": ("mins", "minute", "minutes"),
     "h": ("hr", "hrs", "hour", "hours"),
+    "d": ("days",),
 }
 _UNIT_OF = {word: unit for unit, words in _WORDS.items() for word in words}
 _IN_WORDS = {
@@ -30,6 +31,7 @@ _IN_WORDS = {
     "ns": "nanoseconds",
     "min": "minutes",
     "h": "hours",
+    "d": "days",
 }
 _CLOCKS = ("s", "ms", "us", "ns")
 """Units that numbers without a unit can have."""
@@ -101,12 +103,13 @@ def unit_of(moments: Sequence[float], column: str, names: Collection[str], path:
         return ArrivalUnit(DATE, "as the column's name says")
     whole = all(float(at).is_integer() for at in moments)
     kind = _known_kind(column, names, whole)
-    if kind:
-        return kind
     if low == high:
-        return ArrivalUnit("s", "because the unit makes no difference")
+        return kind or ArrivalUnit("s", "because the unit makes no difference")
     gap = (high - low) / (len(moments) - 1)
     plausible = [unit for unit in _CLOCKS if _is_plausible(gap * UNITS[unit], high - low, high, UNITS[unit])]
+    if kind and kind.name in plausible:
+        return kind
+    plausible += [kind.name] if kind else []
     why = "because no other unit gives a plausible rate"
     longest = _SLOWEST_FRACTION_S if len(moments) > _FEW else _SLOWEST_OF_FEW_S
     if len(plausible) > 1 and "s" in plausible and not whole and gap <= longest:

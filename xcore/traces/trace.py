@@ -192,12 +192,15 @@ def _read(
     lengths: list[tuple[int, int, PromptIdentity | None]] = []
     moments: list[float | Moment] = []
     taken: list[Taken] = []
-    count = 0
-    used = (*(name for name in (names.input, names.output, names.arrival) if name), *names.identity.values(), *others)
-    for count, (number, row) in enumerate(table.rows(used), 1):
+    count, known = 0, set(table.names)
+    for count, (number, row) in enumerate(table.rows((*names.read, *others)), 1):
         if count > MAX_ROWS:
             raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of the file.")
         where = f"'{path}', row {number}"
+        if not row.keys() <= known:  # in JSONL
+            known |= row.keys()
+            if late := sorted(set(find_columns([*table.names, *row], asked or {}, path).read) - set(names.read)):
+                raise InputError(f"{where} has the key '{late[0]}', which the first row lacks: write it in all rows.")
         own = take(row, where)
         input = _length(row.get(names.input), f"{where}, column '{names.input}'", 1)
         output = _length(row.get(names.output), f"{where}, column '{names.output}'", 0)
@@ -244,6 +247,12 @@ def _seconds(
         certain = [at.nanoseconds for at in moments if isinstance(at, Moment)]
         since = min(certain)
         seconds, text = [(at - since) / 10**9 for at in certain], ""
+        zones = [at.zone_s for at in moments if isinstance(at, Moment)]
+        if None in zones and any(zones):
+            raise InputError(
+                f"{where}: {zones.count(None):,} of {len(moments):,} dates have no time zone, and others are not in "
+                "UTC: write all of them with their zone, like 2023-11-16T18:15:46+01:00."
+            )
     span_s = max(seconds)
     if span_s > MAX_SECONDS:
         raise InputError(
@@ -296,10 +305,20 @@ def _moment(value: Any, where: str) -> float | Moment:
     number = math.nan if isinstance(value, bool) else _number(value)
     if not math.isnan(number):
         if math.isfinite(number):
-            return number
+            return _whole(value) or number
     elif moment := _date(value):
         return moment
-    raise InputError(f"{where}: {reprlib.repr(value)} is not an arrival: it must be a number or a date.")
+    raise InputError(
+        f"{where}: {reprlib.repr(value)} is not an arrival: write a number, or a date like 2023-11-16T18:15:46Z."
+    )
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number with all of its digits, which a float has not from 2^53; None for other numbers."""
+    try:
+        return int(value) if isinstance(value, int | str) else None
+    except ValueError:
+        return None
 
 
 def _number(value: Any) -> float:
@@ -314,13 +333,16 @@ def _number(value: Any) -> float:
 
 def _date(value: object) -> Moment | None:
     """Return the moment of a date in text; None if it isn't a date."""
-    text = re.sub(r"\.(\d+)", lambda digits: f".{digits[1][:6]:0<6}", str(value).strip())  # as Python 3.10 reads it
+    text = re.sub(r"\s*(?:[Zz]|UTC|GMT)$", "+00:00", str(value).strip())
+    parts = re.fullmatch(r"(.*\d:?\d\d:?\d\d)[.,](\d+)(.*)", text)  # Python keeps only microseconds
+    nanoseconds = int(f"{parts[2][:9]:0<9}") if parts else 0
     try:
-        date = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
+        date = datetime.fromisoformat(parts[1] + parts[3] if parts else text)
         since = (date if date.tzinfo else date.replace(tzinfo=timezone.utc)) - _EPOCH
     except (ValueError, OverflowError):
         return None
-    return Moment(since // timedelta(microseconds=1) * 1000)
+    zone = date.utcoffset()
+    return Moment(since // timedelta(seconds=1) * 10**9 + nanoseconds, None if zone is None else zone.total_seconds())
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

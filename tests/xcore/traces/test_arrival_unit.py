@@ -24,10 +24,10 @@ def rows(directory, name, moments, columns=None, more=None):
     return max(request.arrival_s for request in requests), notes
 
 
-def question(directory, name, moments):
+def question(directory, name, moments, more=None):
     """The refusal of a trace whose unit is in doubt."""
     with pytest.raises(InputError) as error:
-        rows(directory, name, moments)
+        rows(directory, name, moments, more=more)
     return str(error.value)
 
 
@@ -37,7 +37,7 @@ def question(directory, name, moments):
         *(("arrival_time_ms", "ms"), ("arrival_us", "us"), ("arrival_time_ns", "ns"), ("timestamp_s", "s")),
         *(("arrivalTimeMs", "ms"), ("ARRIVAL_TIME_MS", "ms"), ("TimestampNS", "ns"), ("timestampms", "ms")),
         *(("Arrival (µs)", "us"), ("Arrival [ms]", "ms"), ("arrival_milliseconds", "ms"), ("arrival_in_sec", "s")),
-        *(("arrived_at_nanos", "ns"), ("arrival_min", "min"), ("arrival_hours", "h")),
+        *(("arrived_at_nanos", "ns"), ("arrival_min", "min"), ("arrival_hours", "h"), ("arrival_days", "d")),
     ],
 )
 def test_a_units_name_in_a_column_decides(tmp_path, name, unit):
@@ -63,6 +63,21 @@ def test_moments_of_this_century_have_the_unit_of_their_size(tmp_path, unit, sca
 def test_microseconds_apart_are_read_to_the_microsecond(tmp_path):
     last_s, notes = rows(tmp_path, "timestamp", [1_700_000_000_000_000 + 37 * place for place in range(60)])
     assert last_s == pytest.approx(59 * 37e-6) and "in microseconds" in notes[0] and "27,000 requests/s" in notes[0]
+
+
+def test_nanoseconds_of_an_epoch_keep_all_digits(tmp_path):
+    moments = [1_700_000_000_000_000_000 + 37 * place for place in range(60)]
+    for told in (moments, [str(moment) for moment in moments]):
+        last_s, notes = rows(tmp_path, "timestamp", told)
+        assert last_s == pytest.approx(59 * 37e-9, rel=1e-12) and "in nanoseconds" in notes[0]
+
+
+def test_mooncakes_columns_with_fractions_of_seconds_are_in_seconds(tmp_path):
+    hashed = {**MOONCAKE, "hash_ids": [1]}
+    last_s, notes = rows(tmp_path, "timestamp", [0.05 * place for place in range(200)], more=hashed)
+    assert last_s == pytest.approx(9.95) and "in seconds, because its numbers have fractions" in notes[-1]
+    asked = question(tmp_path, "timestamp", list(range(200)), more=hashed)
+    assert "1 requests/s if they are in seconds" in asked and "1,000 requests/s if they are in milliseconds" in asked
 
 
 @pytest.mark.parametrize("gap", [5, 50, 3000])

@@ -56,6 +56,37 @@ def test_dates_become_seconds_since_the_earliest(tmp_path):
     assert [r.arrival_s for r in rows] == pytest.approx([1.0, 5.314579, 0.0], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("second", "after_s"),
+    [
+        *(("2023-11-16 18:00:00.000000137 UTC", 137e-9), ("2023-11-16 18:00:00,5", 0.5), ("2023-11-16T18:00:01Z", 1.0)),
+        *(("20231116T180002.25Z", 2.25), ("2023-11-16T18:00:00.1000005+00:00", 0.1000005)),
+    ],
+)
+def test_dates_keep_nanoseconds_and_other_ways_to_write_utc(tmp_path, second, after_s):
+    path = write_csv(tmp_path / "t.csv", f'input,output,timestamp\n1,1,2023-11-16T18:00:00\n1,1,"{second}"\n')
+    assert [r.arrival_s for r in trace.read_trace(path)] == pytest.approx([0.0, after_s], rel=1e-12)
+
+
+def test_dates_without_a_zone_beside_another_zone_are_refused(tmp_path):
+    text = "input,output,timestamp\n1,1,2023-11-16T18:00:00\n1,1,2023-11-16T20:00:01+02:00\n"
+    with pytest.raises(InputError, match="1 of 2 dates have no time zone, and others are not in UTC"):
+        trace.read_trace(write_csv(tmp_path / "t.csv", text))
+
+
+@pytest.mark.parametrize("key", ["timestamp", "session_id", "prompt_tokens"])
+def test_a_key_that_only_later_json_lines_have_is_named(tmp_path, key):
+    lines = [{"input_tokens": 1, "output": 1}, {"input_tokens": 1, "output": 1, "other": 2}]
+    path = write_csv(tmp_path / "t.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert len(trace.read_trace(path)) == 2
+    write_csv(path, path.read_text() + json.dumps({**lines[0], key: 3}) + "\n")
+    if key == "prompt_tokens":  # another name of a column that all rows have
+        assert len(trace.read_trace(path)) == 3
+        return
+    with pytest.raises(InputError, match=f"row 3 has the key '{key}', which the first row lacks: write it in all rows"):
+        trace.read_trace(path)
+
+
 @pytest.mark.parametrize("name", [*columns.COLUMNS["arrival"], "TIMESTAMP", "Timestamp"])
 def test_arrival_columns_are_recognized_by_name(tmp_path, name):
     unit_s = arrival_unit.UNITS.get(name.rpartition("_")[2], 1.0)
