@@ -84,7 +84,8 @@ def test_the_mean_of_lengths_keeps_four_digits(exegpt, tmp_path):
 def test_a_steady_state_says_that_it_leaves_arrivals_out(exegpt, tmp_path):
     path, texts = tmp_path / "s.json", []
     for rate in ((), ("--rate", "1/s")):
-        tuned = exegpt("tune", "-l", "20s", "-c", "1xA40", "--policy", "orca", "--no-advice", "--out", path, *rate)
+        orca = ("--policy", "orca", "--max-num-seqs", "16")
+        tuned = exegpt("tune", "-l", "20s", "-c", "1xA40", *orca, "--no-advice", "--out", path, *rate)
         assert tuned.code == 0
         texts.append([t for t in exegpt("simulate", "-s", path, "--json").json["assumptions"] if "arrivals" in t])
         texts.append([line for line in exegpt("show", path).err.splitlines() if "arrivals" in line])
@@ -94,6 +95,7 @@ def test_a_steady_state_says_that_it_leaves_arrivals_out(exegpt, tmp_path):
 
 def test_the_schedule_of_the_last_bound_that_can_be_met_is_written_by_name(exegpt, tmp_path):
     path = tmp_path / "s.json"
-    done = exegpt("tune", "-l", "30s,20s,1ms", "-c", "1xA40", "--policy", "orca", "--out", path)
+    orca = ("--policy", "orca", "--max-num-seqs", "16")
+    done = exegpt("tune", "-l", "30s,20s,1ms", "-c", "1xA40", *orca, "--out", path)
     assert f"Schedule under 20s written to {path}." in done.out
     assert json.loads(path.read_text())["latency_bound_s"] == 20
