@@ -68,7 +68,8 @@ def test_a_policy_reserves_where_growing_brings_no_more():
 
 
 def test_reserving_is_the_default():
-    assert tune(OPT, ONE, WORKLOAD, PROFILE, policies=("chunked",)).schedule.admission == "reserve"
+    how = {"policies": ("chunked",), "fixed": {"max_num_batched_tokens": 512}}
+    assert tune(OPT, ONE, WORKLOAD, PROFILE, **how).schedule.admission == "reserve"
 
 
 def test_who_has_no_formula_for_it_says_so():
