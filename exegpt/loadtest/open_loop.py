@@ -135,12 +135,12 @@ class _Sender:
         retries: int,
     ) -> RequestOutcome:
         start, (due, taken_up, sent) = self._start, times
-        first, prompt = stream.first_token, stream.usage.get("prompt_tokens")
+        first = stream.first_token
         finish = self._now() if failure or stream.last is None else stream.last
         kind, message = failure or (None, None)
         return RequestOutcome(
             index=request.index,
-            prompt_tokens=prompt if isinstance(prompt, int) else request.prompt_tokens,
+            prompt_tokens=stream.prompt_tokens or request.prompt_tokens,
             asked_tokens=request.output_tokens,
             output_tokens=stream.tokens,
             scheduled_s=request.arrival_s,

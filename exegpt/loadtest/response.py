@@ -6,8 +6,11 @@ chunk that only names the role, and keys that OpenAI doesn't have. A missing or 
 
 import email.utils
 import json
+import re
 import time
 from typing import Any
+
+from xcore.specs.workload import MAX_TOKENS
 
 _MOST = 2**20
 """Maximum bytes kept of a body that isn't streamed."""
@@ -16,8 +19,11 @@ _KIND = 20
 _MESSAGE = 200
 """Maximum characters kept of an error's message."""
 _OVERLOADED = (429, 503)
-_WHOLE = ("stop", "length", "tool_calls")
-"""Finish reasons of complete answers."""
+_WHOLE = ("stop", "length", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence")
+"""Finish reasons of complete answers: OpenAI's, Together's, and those of Hugging Face's text-generation-inference."""
+_ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
+"""Ends of lines in a stream; after a last \\r, the next read may begin with its \\n."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DONE = b"[DONE]"
 _PARTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 """Keys of a chat's delta that hold output."""
@@ -107,29 +113,31 @@ class Stream(Response):
         self.error: tuple[str, str] | None = None
         """Kind and message of an error in the stream."""
         self._cut_at, self._streaming, self._rest = cut_at, False, b""
-        self._event_type = b""
+        self._event_type = self._partial = b""
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
         """Store the status and the headers."""
         super().begin(status, headers)
-        self._streaming = status == 200 and headers.get("content-type", "").startswith("text/event-stream")
+        self._streaming = status == 200 and headers.get("content-type", "").lower().startswith("text/event-stream")
 
     def feed(self, data: bytes, now: float) -> None:
         """Read a part of the body."""
         if not self._streaming:
             return super().feed(data, now)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        text = self._rest + data
+        *lines, self._rest = _ENDS.split(text) if b"\r" in text else text.split(b"\n")
         if self._rest.startswith(b"data:") and self._rest[5:].strip() == _DONE:  # some servers send no newline after it
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
             if line.startswith(b"data:"):
-                self._event(line[5:].strip(), now)
+                self._data(line[5:].strip(), now)
             elif line.startswith(b"event:"):
                 self._event_type = line[6:].strip()
             elif line.startswith(b"error:"):  # llama.cpp's server
                 self.error = self.error or ("in_stream", line[6:].decode(errors="replace").strip()[:_MESSAGE])
             elif not line.strip():
-                self._event_type = b""
+                self._end_event()
 
     def enough(self) -> bool:
         """Return whether the stream has the requested number of tokens."""
@@ -138,10 +146,16 @@ class Stream(Response):
     @property
     def tokens(self) -> int:
         """The output tokens: the number in the usage if it is valid, otherwise the number of chunks."""
-        counted = self.usage.get("completion_tokens")
-        if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:
-            return counted
-        return self.chunks
+        return self._counted("completion_tokens") or self.chunks
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """The prompt's tokens in the usage; None without a valid number."""
+        return self._counted("prompt_tokens")
+
+    def _counted(self, key: str) -> int | None:
+        count = self.usage.get(key)
+        return count if type(count) is int and 0 < count <= MAX_TOKENS else None
 
     @property
     def finish_reason(self) -> str | None:
@@ -170,22 +184,38 @@ class Stream(Response):
             return "unfinished", f"the stream ended after {self.tokens:,} tokens without a finish reason"
         return f"finish_{reason[:_KIND]}", f"the answer ended with the finish reason '{reason}'"[:_MESSAGE]
 
-    def _event(self, data: bytes, now: float) -> None:
-        if self.done:
+    def _data(self, line: bytes, now: float) -> None:
+        """Read a line of an event's data, which may have several; an event without data is none."""
+        if self.done or not line:
             return  # events after the end don't belong to the answer
-        if data == _DONE:
+        if line == _DONE:
+            self._end_event()
             self.done, self.last = True, now
             return
+        data = self._partial + line
         try:
             document = json.loads(data.decode())  # for bytes, json would first detect the encoding
         except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict):
-            self.error = self.error or (
-                "broken_json",
-                f"an event is not a JSON object: {data[:80].decode(errors='replace')}",
-            )
+            self._partial = data + b"\n"  # until the event's next line, or its end
+            if len(data) > _MOST:
+                self._end_event()
             return
+        self._partial = b""
+        if isinstance(document, dict):
+            self._event(document, now)
+        elif document is not None:  # null says nothing
+            self._break(data)
+
+    def _end_event(self) -> None:
+        if self._partial:
+            self._break(self._partial)
+        self._event_type = self._partial = b""
+
+    def _break(self, data: bytes) -> None:
+        text = data[:80].decode(errors="replace").strip()
+        self.error = self.error or ("broken_json", f"an event is not a JSON object: {text}")
+
+    def _event(self, document: dict[str, Any], now: float) -> None:
         if document.get("error") or document.get("object") == "error" or self._event_type == b"error":
             self.error = self.error or ("in_stream", error_message(document) or str(document)[:_MESSAGE])
             return

@@ -95,6 +95,14 @@ def both(*reasons: str | None) -> bytes:
             200,
             "luck",
         ),
+        (
+            [(0.0, STREAM), (0.1, chunk(b'data: {"choices":\ndata: [\n\n') + token(reason="stop") + END)],
+            *("broken_json", 200, '{"choices":\n['),
+        ),
+        (
+            [(0.0, STREAM), (0.1, chunk(b"event: error\r") + chunk(b'\ndata: {"message":"died"}\r\n\r\n') + END)],
+            *("in_stream", 200, "died"),
+        ),
         ([(0.0, STREAM), (0.1, event("[DONE]") + END)], "empty", 200, "no token"),
         ([(0.1, b"SSH-2.0-OpenSSH\r\n")], "not_http", None, "not HTTP"),
         *(
@@ -203,6 +211,7 @@ ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content":
 SAID = event({"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": None}], "x_unknown": [1]})
 CALL = event({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "a"}}]}}]})
 OVER = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+ENDED_BY_RETURNS = [b'{"choices":[{"text":"a"}]}\r\r', b'{"choices":[{"text":"b","finish_reason":"stop"}]}\r\r']
 
 
 @pytest.mark.parametrize(
@@ -266,6 +275,18 @@ OVER = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
             ],
             *(0.2, 0.5, 3),
         ),
+        (
+            [(0.0, STREAM), *((0.1, chunk(b"data: " + part)) for part in ENDED_BY_RETURNS), (0.0, END)],
+            *(0.1, 0.2, 2),
+        ),
+        (
+            [
+                (0.0, STREAM.replace(b"text/event-stream", b"Text/Event-Stream")),
+                (0.1, chunk(b'\xef\xbb\xbfdata: {"choices":\ndata: [{"text": "a"}]}\n\n')),
+                (0.1, chunk(b"data:\n\ndata: null\n\n") + token(reason="eos_token") + END),
+            ],
+            *(0.1, 0.2, 2),
+        ),  # a byte order mark, data of two lines, and events that say nothing
     ],
 )
 def test_what_other_servers_leave_out_is_no_error(script, ttft_s, latency_s, count):
@@ -322,9 +343,9 @@ def test_a_usage_that_comes_late_is_no_time_per_token():
     assert outcome.tpot_s == pytest.approx(0.1, abs=1e-6)
 
 
-@pytest.mark.parametrize("counted", [-3, 0, True, "8", 2.5, None])
+@pytest.mark.parametrize("counted", [-3, 0, True, "8", 2.5, 10**30, None])
 def test_a_usage_that_is_no_count_is_not_believed(counted):
-    usage = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": counted}})
+    usage = event({"choices": [], "usage": {"prompt_tokens": counted, "completion_tokens": counted}})
     script = [(0.0, STREAM), *((0.1, data) for data in NO_USAGE), (0.0, usage + event("[DONE]") + END)]
     (outcome,) = load(FakeServer(lambda *_: script), [0.0]).outcomes
-    assert outcome.ok and outcome.output_tokens == 3
+    assert outcome.ok and outcome.output_tokens == outcome.prompt_tokens == 3
