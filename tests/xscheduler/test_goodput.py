@@ -232,6 +232,8 @@ def test_a_search_replays_growth_with_its_preemptions():
 
 
 EASY = RateBounds(2.0, 0.5)
+FEWER = 50_000
+"""Requests with which a goodput is measured about as well."""
 
 
 def answer(rate=10.0, bounds=EASY, **asked):
@@ -298,10 +300,9 @@ def test_a_floor_leaves_out_what_is_far_behind_and_changes_no_leader():
 
 
 @functools.cache
-def seeded(seed):
-    return answer(
-        seed=seed, policies=("chunked",), fixed={"max_num_batched_tokens": 1024}, bounds=RateBounds(2.0, 0.1, 0.03)
-    )
+def seeded(seed, count=REQUESTS):
+    how = {"policies": ("chunked",), "fixed": {"max_num_batched_tokens": 1024}, "bounds": RateBounds(2.0, 0.1, 0.03)}
+    return answer(seed=seed, count=count, **how)
 
 
 @pytest.mark.slow
@@ -320,7 +321,7 @@ def test_seeds_agree_within_three_percent_and_each_answer_holds_on_fresh_ones():
 
 
 def test_the_answer_keeps_the_bounds_at_its_rate():
-    found = seeded(0)
+    found = seeded(0, FEWER)
     (won,) = found.sustained.values()
     assert found.tuned.estimate.latency_from == "arrival"
     assert found.tuned.estimate.throughput_seq_s == pytest.approx(10.0, rel=0.02)
@@ -337,7 +338,7 @@ def test_the_answer_keeps_the_bounds_at_its_rate():
 
 def test_the_search_asks_schedules_that_no_steady_state_under_the_bounds_would_choose():
     """The bounds hold at its rate, though with as many requests waiting as can be served they would not."""
-    (best,) = seeded(0).sustained.values()
+    (best,) = seeded(0, FEWER).sustained.values()
     assert best.steady.throughput_seq_s > 1.05 * best.goodput_seq_s
     assert RateBounds(2.0, 0.1, 0.03).broken(best.steady) != ""
 
@@ -377,8 +378,8 @@ def test_what_an_open_system_does_not_have_is_refused():
 
 
 def test_the_goodput_is_measured_to_its_precision():
-    (best,) = seeded(1).sustained.values()
-    arrivals = Arrivals.poisson(task("S"), OPT.context, 1)
+    (best,) = seeded(1, FEWER).sustained.values()
+    arrivals = Arrivals.poisson(task("S"), OPT.context, 1, count=FEWER)
     meter = Meter(ROOFLINE, arrivals, RateBounds(2.0, 0.1, 0.03))
     assert meter.excess(best.schedule, best.goodput.low).likely <= 0
     assert meter.excess(best.schedule, best.goodput.low * (1 + 2 * PRECISION)).likely > 0
