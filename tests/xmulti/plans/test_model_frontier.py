@@ -45,7 +45,8 @@ def test_a_larger_cluster_has_the_same_parts(tmp_path, searches):
     assert after.searched == ((1, served[0]), (2, served[1])) and after.on(3) and len(before.searched) == 2
 
 
-def test_another_bound_is_another_frontier(tmp_path, searches):
+def test_another_bound_is_another_frontier(tmp_path, searches, monkeypatch):
+    monkeypatch.setattr(model_frontier, "REQUESTS", 2000)
     kept, tight = Frontiers(), demand(tmp_path, "1xA40", **ONLINE)
     assert kept.of([tight], ("orca",))[0].on(1) and kept.of([tight.within(4.0)], ("orca",))[0].on(1)
     assert len(searches) == 2

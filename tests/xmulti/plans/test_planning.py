@@ -11,7 +11,7 @@ from xcore import document
 from xcore.errors import Infeasible, InputError
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan
-from xmulti.plans import plan_answer, planning
+from xmulti.plans import model_frontier, plan_answer, planning
 from xmulti.plans.demands import read_demands
 from xmulti.plans.model_frontier import ModelFrontier
 from xmulti.plans.planning import make_plan, propose
@@ -41,7 +41,9 @@ def demands(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plan(demands):
-    return make_plan(demands, CLUSTER, "exegpt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_frontier, "REQUESTS", 8000)
+        return make_plan(demands, CLUSTER, "exegpt")
 
 
 def test_every_model_meets_its_own(plan):
