@@ -1,8 +1,10 @@
-/* Common part of the compiled modules: arrays from Python, and a value's place on a grid. */
+/* Common part of the compiled modules: arrays from Python, memory, and a value's place on a grid. */
 #ifndef EXEGPT_INTERPOLATION_H
 #define EXEGPT_INTERPOLATION_H
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
 
 /* A cell of one axis: the points before and after a value, and the value's share of the way between them. Beyond the
  * grid, the outermost cell is extrapolated. */
@@ -71,6 +73,31 @@ static inline PyObject *size_error(void) {
 }
 
 static inline Py_ssize_t size_of(const Py_buffer *view) { return view->len / view->itemsize; }
+
+/* Memory that is freed together. */
+typedef struct {
+    void *blocks[64];
+    int count, failed;
+} Memory;
+
+static inline void *kept(Memory *m, void *block) {
+    if (block && m->count < 64) return m->blocks[m->count++] = block;
+    free(block);
+    m->failed = 1;
+    return NULL;
+}
+
+static inline void *allocate(Memory *m, Py_ssize_t count, size_t size) { return kept(m, calloc(count > 0 ? count : 1, size)); }
+
+/* Allocate memory that is written before it is read: zeros would take longer than a replay that soon breaks a bound. */
+static inline void *reserve(Memory *m, Py_ssize_t count, size_t size) {
+    size_t most = count > 0 ? (size_t)count : 1;
+    return kept(m, most <= SIZE_MAX / size ? malloc(most * size) : NULL);
+}
+
+static inline void free_all(Memory *m) {
+    while (m->count) free(m->blocks[--m->count]);
+}
 
 /* An entry of a module's functions. */
 #define FUNCTION(name, text) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, text}

@@ -51,6 +51,15 @@ static Grid read_grid(Reader *r) {
     return g;
 }
 
+/* Return whether two tables are equal. */
+static int same_grid(const Grid *g, const Grid *other) {
+    Py_ssize_t count = g->axes ? 1 : 0;
+    if (g->axes != other->axes || memcmp(g->size, other->size, g->axes * sizeof *g->size)) return 0;
+    for (Py_ssize_t a = 0; a < g->axes; count *= g->size[a++])
+        if (memcmp(g->points[a], other->points[a], g->size[a] * sizeof(double))) return 0;
+    return !count || !memcmp(g->values, other->values, count * sizeof(double));
+}
+
 /* Return the cell of a value on an axis, as `cell` does. */
 static inline Cell cell_on(Grid *g, Py_ssize_t axis, double x) {
     const double *points = g->points[axis];

@@ -53,9 +53,11 @@ typedef struct {
 typedef struct { double decodes, cached, growth; } Group;
 
 /* Decoding sequences as sums, if each of them gets one token in every iteration. An iteration's bookkeeping then takes
- * the same time for any number of them. */
+ * the same time for any number of them. Where other stages encode, sequences join when their keys and values have
+ * arrived. */
 typedef struct {
-    int on;
+    int on, transferred;
+    Py_ssize_t *arriving, first, end; /* encoded sequences, [count], in order of arrival: those from first to end join later */
     int64_t iteration, joined;
     Last *heap; /* [decodings]: the earliest first */
     Group *groups;
@@ -87,11 +89,13 @@ typedef struct {
     double *first; /* [micro-batches]: when the first iteration's tokens came out */
 } Step;
 
-static int idle(const Ledger *l) {
-    return !l->encodings && !l->decodings && !l->preemptions && l->admitted == l->count;
+static Py_ssize_t residents(const Ledger *l) {
+    return l->encodings + l->decodings + l->leavings + l->sums.end - l->sums.first;
 }
 
-static Py_ssize_t residents(const Ledger *l) { return l->encodings + l->decodings + l->leavings; }
+static int idle(const Ledger *l) {
+    return !l->encodings && !l->decodings && l->sums.first == l->sums.end && !l->preemptions && l->admitted == l->count;
+}
 
 /* Return whether a request comes before another one in the queue (fcfs.py). */
 static int is_before(const Ledger *l, Py_ssize_t sequence, Py_ssize_t other) {
@@ -317,6 +321,13 @@ static Py_ssize_t leave(Ledger *l) {
     return sequence;
 }
 
+/* Let the sequences join whose keys and values have arrived; return when those of the next one arrive. */
+static double join_arrived(Ledger *l, double now) {
+    Sums *s = &l->sums;
+    while (s->first < s->end && l->requests[s->arriving[s->first]].ready <= now) join(l, s->arriving[s->first++]);
+    return s->first < s->end ? l->requests[s->arriving[s->first]].ready : INFINITY;
+}
+
 /* Return the iterations until the next sequence ends. */
 static Py_ssize_t next_end(const Ledger *l) { return (Py_ssize_t)(l->sums.heap[0].iteration - l->sums.iteration); }
 
@@ -434,17 +445,15 @@ static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
         completed = 1;
         r->status = DECODE;
         r->generated = r->recomputed + !l->encoder_decoder;
-        if (l->sums.on) join(l, sequence);
-        else l->decoding[l->decodings++] = sequence;
+        if (!l->sums.on) l->decoding[l->decodings++] = sequence;
+        else if (!l->sums.transferred) join(l, sequence);
+        else if (r->generated < r->output) l->sums.arriving[l->sums.end++] = sequence;
     }
     if (completed) l->encodings = without(l, l->encoding, l->encodings, DECODE);
-    if (l->sums.on) {
-        while (l->decodings && next_end(l) <= 0) finish(l, leave(l));
-    } else if (completed) {
-        for (Py_ssize_t i = 0; i < step->encodes; i++) {
-            const Request *r = &l->requests[step->chunks[i].sequence];
-            if (r->status == DECODE && r->generated >= r->output) finish(l, step->chunks[i].sequence);
-        }
+    while (l->sums.on && l->decodings && next_end(l) <= 0) finish(l, leave(l));
+    for (Py_ssize_t i = 0; completed && (!l->sums.on || l->sums.transferred) && i < step->encodes; i++) {
+        const Request *r = &l->requests[step->chunks[i].sequence];
+        if (r->status == DECODE && r->generated >= r->output) finish(l, step->chunks[i].sequence);
     }
     if (l->finishes) release(l);
 }

@@ -131,10 +131,11 @@ static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, double 
 }
 
 /* The decoding side's next step, and when the next batch reaches it. */
-static double next_decode(const Ledger *l, Step *step, double now) {
-    double arrives = INFINITY;
-    step->encodes = step->decodes = 0;
+static double next_decode(Ledger *l, Step *step, double now) {
+    double arrives = l->sums.on ? join_arrived(l, now) : INFINITY;
+    step->encodes = 0, step->decodes = l->sums.on ? l->decodings : 0;
     step->repeats = PY_SSIZE_T_MAX;
+    if (l->sums.on) return arrives;
     for (Py_ssize_t i = 0; i < l->decodings; i++) {
         double ready = l->requests[l->decoding[i]].ready;
         if (ready <= now) step->decode[step->decodes++] = l->decoding[i];
@@ -195,31 +196,6 @@ static End disaggregated(Policy *policy, Ledger *l, Pipeline *encode, Pipeline *
 
 /* ---- from Python ---- */
 
-/* Memory that is freed together. */
-typedef struct {
-    void *blocks[64];
-    int count, failed;
-} Memory;
-
-static void *kept(Memory *m, void *block) {
-    if (block && m->count < 64) return m->blocks[m->count++] = block;
-    free(block);
-    m->failed = 1;
-    return NULL;
-}
-
-static void *allocate(Memory *m, Py_ssize_t count, size_t size) { return kept(m, calloc(count > 0 ? count : 1, size)); }
-
-/* Allocate memory that is written before it is read: zeros would take longer than a replay that soon breaks a bound. */
-static void *reserve(Memory *m, Py_ssize_t count, size_t size) {
-    size_t most = count > 0 ? (size_t)count : 1;
-    return kept(m, most <= SIZE_MAX / size ? malloc(most * size) : NULL);
-}
-
-static void free_all(Memory *m) {
-    while (m->count) free(m->blocks[--m->count]);
-}
-
 static Step new_step(Memory *m, Py_ssize_t count, Py_ssize_t micro_batches) {
     return (Step){.chunks = reserve(m, count, sizeof(Chunk)),
                   .decode = reserve(m, count, sizeof(Py_ssize_t)),
@@ -250,13 +226,19 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
         r->truncated = 1;
         return p;
     }
-    p.place = read_array(r, p.stages);
+    const double *place = read_array(r, p.stages);
     Kind *kinds = allocate(m, p.kinds, sizeof(Kind));
+    p.place = allocate(m, p.stages, sizeof(Py_ssize_t));
+    p.like = allocate(m, p.kinds, sizeof(Py_ssize_t));
+    p.attention = allocate(m, p.kinds, sizeof(double));
+    for (Py_ssize_t s = 0; p.place && !r->truncated && s < p.stages; s++) p.place[s] = (Py_ssize_t)place[s];
     p.hop = allocate(m, p.stages, sizeof(Grid));
     for (Py_ssize_t k = 0; kinds && k < p.kinds; k++) kinds[k] = read_kind(r);
     for (Py_ssize_t s = 0; p.hop && s < p.stages; s++) p.hop[s] = read_grid(r);
     p.kind = kinds;
     if (kinds && p.hop) keep_values(m, &p);
+    for (Py_ssize_t k = 0; p.like && kinds && !r->truncated && k < p.kinds; k++)
+        while (!same_grid(&kinds[p.like[k]].decoder.decode, &kinds[k].decoder.decode)) p.like[k]++;
     Py_ssize_t parts = p.micro_batches > p.encode_parts ? p.micro_batches : p.encode_parts;
     p.parts = allocate(m, parts, sizeof(Part));
     p.free_at = allocate(m, p.stages, sizeof(double));
@@ -301,12 +283,14 @@ static Pool pool(Memory *m, const double *settings, Py_ssize_t touched) {
 /* Return whether a policy gives all decoding sequences a token in every iteration, and treats them alike otherwise. */
 static int decodes_alike(const Ledger *l, const Policy *p) {
     if (l->grows || l->caches || l->encoder_decoder) return 0;
+    if (p->name == WAA) return !l->drafted;
     return p->name == ORCA || p->name == RRA || (p->name == CHUNKED && p->other >= p->batch * (1 + l->drafted));
 }
 
 static Sums sums(Memory *m, const Ledger *l, const Policy *policy, Py_ssize_t micro_batches) {
-    Sums s = {.on = decodes_alike(l, policy), .group_count = micro_batches};
+    Sums s = {.on = decodes_alike(l, policy), .transferred = policy->name == WAA, .group_count = micro_batches};
     if (!s.on) return s;
+    if (s.transferred) s.arriving = reserve(m, l->count, sizeof(Py_ssize_t));
     s.heap = reserve(m, l->count, sizeof(Last));
     s.groups = allocate(m, micro_batches, sizeof(Group));
     return s;

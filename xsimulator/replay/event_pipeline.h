@@ -15,10 +15,11 @@ typedef struct {
 
 typedef struct {
     Py_ssize_t stages, micro_batches, encode_parts, kinds;
-    const double *place; /* [stages]: its kind */
+    Py_ssize_t *place;   /* [stages]: its kind */
     Kind *kind;
+    Py_ssize_t *like;    /* [kinds]: the first kind with the same seconds of decode attention */
     Grid *hop;           /* [stages]: seconds from the previous stage, by tokens */
-    double *free_at, *busy, *token, *seconds, *hops, *outer;
+    double *free_at, *busy, *token, *seconds, *hops, *outer, *attention;
     Part *parts;
     Chunk *sorted;      /* a step's chunks in the order of their micro-batches */
     Py_ssize_t *origin; /* and each one's place in the step */
@@ -99,7 +100,7 @@ static double follow(Pipeline *p, Py_ssize_t parts, double now) {
     for (Py_ssize_t i = 0; i < parts; i++) {
         double at = larger(now, p->parts[i].ready);
         for (Py_ssize_t s = 0; s < p->stages; s++) {
-            double seconds = p->seconds[i * p->kinds + (Py_ssize_t)p->place[s]];
+            double seconds = p->seconds[i * p->kinds + p->place[s]];
             at = larger(at + p->hops[i * p->stages + s], p->free_at[s]);
             p->free_at[s] = at += seconds;
             p->busy[s] += seconds;
@@ -187,6 +188,26 @@ static double verified_seconds(Kind *k, double decoding) {
     return k->layers * along(&k->decoder.rest, verified) + outer_seconds(k, verified, verified, decoding);
 }
 
+/* Find the seconds of a part in an iteration after `ran` others: of the same one only once, however many kinds of stages
+ * and parts need them. */
+static void find_decode_seconds(Pipeline *p, Py_ssize_t i, Py_ssize_t ran) {
+    const Part *part = &p->parts[i], *last = part - 1;
+    double context = (part->cached + part->live + part->growth * (double)ran) / part->decodes;
+    double *seconds = &p->seconds[i * p->kinds], *attention = p->attention;
+    if (i && !p->takes_over && part->decodes == last->decodes && part->cached == last->cached && part->live == last->live &&
+        part->growth == last->growth) {
+        memcpy(seconds, seconds - p->kinds, p->kinds * sizeof *seconds);
+        return;
+    }
+    for (Py_ssize_t k = 0; k < p->kinds; k++) {
+        Kind *kind = &p->kind[k];
+        attention[k] = p->like[k] < k ? attention[p->like[k]] : decode_attention(&kind->decoder, part->decodes, context);
+        seconds[k] = p->outer[i * p->kinds + k] + kind->layers * attention[k];
+        if (p->takes_over && !ran && part->joining)
+            seconds[k] += kind->layers * along(&kind->decoder.cross, part->joining);
+    }
+}
+
 /* Run decode steps alone, until a sequence finishes or the next step would be decided at `until` or later. */
 static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double now, double until, double *next) {
     Py_ssize_t parts = split(p, l, step), most = step->repeats, ran = 0;
@@ -212,18 +233,7 @@ static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double 
         return ran;
     }
     do {
-        for (Py_ssize_t i = 0; i < parts; i++) {
-            const Part *part = &p->parts[i];
-            double context = (part->cached + part->live + part->growth * (double)ran) / part->decodes;
-            for (Py_ssize_t k = 0; k < p->kinds; k++) {
-                Kind *kind = &p->kind[k];
-                double seconds = p->outer[i * p->kinds + k] +
-                                 kind->layers * decode_attention(&kind->decoder, part->decodes, context);
-                if (p->takes_over && !ran && part->joining)
-                    seconds += kind->layers * along(&kind->decoder.cross, part->joining);
-                p->seconds[i * p->kinds + k] = seconds;
-            }
-        }
+        for (Py_ssize_t i = 0; i < parts; i++) find_decode_seconds(p, i, ran);
         now = follow(p, parts, now);
         if (!ran)
             for (Py_ssize_t i = 0; i < parts; i++) step->first[p->parts[i].micro_batch] = p->parts[i].ready;
