@@ -9,6 +9,25 @@ from xcore.specs.model import MAX_LAYERS, MAX_SIZE, checked_size
 
 LAYERS = "num_hidden_layers"
 
+_GEMMA = {"num_key_value_heads": 4, "head_dim": 256}
+_DEFAULTS: dict[str, dict[str, int]] = {
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "mistral": {"num_key_value_heads": 8},
+    "mixtral": {"num_key_value_heads": 8},
+    "minimax_m2": {"num_key_value_heads": 8, "head_dim": 128},
+    "glm4_moe": {"num_key_value_heads": 8},
+    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64},
+    "llama4_text": {"num_key_value_heads": 8, "head_dim": 128},
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA | {"num_attention_heads": 8, "vocab_size": 262_208, "max_position_embeddings": 131_072},
+}
+"""Sizes that transformers takes for keys that a config of this `model_type` lacks.
+
+Published configs leave those of Gemma 3 out. The others decide the KV cache, and a config without them looks complete.
+"""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -18,11 +37,14 @@ class Config:
     name: str
 
     def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """Return the size of this name, or the default if it is missing or null; InputError without a default."""
-        value = self.values.get(key)
+        """Return the size of this name, or the default if it is missing or null; InputError without a default.
+
+        Transformers' own default for a missing key comes first.
+        """
+        value = self.values.get(key, _DEFAULTS.get(self.kind, {}).get(key))
         if value is None and default is not None:
             return default
-        if key not in self.values:
+        if value is None and key not in self.values:
             raise InputError(f"The config of model '{self.name}' lacks the key '{key}'.")
         return checked_size(value, f"The config of model '{self.name}' has {key}", most)
 
@@ -36,10 +58,9 @@ class Config:
         Raises:
             InputError: The heads don't divide the hidden size.
         """
-        if key is not None and self.values.get(key) is not None:
+        known = self.values.get(key, _DEFAULTS.get(self.kind, {}).get(key)) if key is not None else None
+        if key is not None and known is not None:
             return self.size(key)
-        if key is not None and key not in self.values and self.values["model_type"] == "qwen3":
-            return 128  # transformers' default for this family
         hidden, heads = self.size(hidden_key), self.size(heads_key)
         if hidden % heads:
             way_out = f"correct one of them{f', or add {key}' if key else ''}"

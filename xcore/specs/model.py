@@ -133,7 +133,8 @@ class ModelSpec(Spec):
             checked_size(self.window, f"Model '{self.name}' has window")
         if self.heads % self.kv_heads:
             raise InputError(
-                f"Model '{self.name}' has {self.heads} heads, which {self.kv_heads} KV heads do not divide."
+                f"Model '{self.name}' has {self.heads} heads, which {self.kv_heads} KV heads do not divide: correct "
+                "one of them."
             )
 
     @property
