@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 from xcore.duration import beyond_text
+from xcore.errors import InputError
 from xcore.policies import TRAITS
 from xcore.quantity import counted, figure_text, percent_text
 from xscheduler import ceilings
@@ -53,6 +54,12 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
         return f"it has no {', '.join(without)}, which {'is' if len(without) == 1 else 'are'} fixed"
     if not members and problem.load.encoder_decoder and TRAITS[policy].splits_prompts:
         return "its encoder reads a whole prompt at once, so prompts can't be split into chunks"
+    if not members:
+        try:
+            TRAITS[policy].control.check(problem.fixed, problem.cost_model.rows)
+        except InputError as error:
+            reason = str(error).rstrip(".")
+            return reason[0].lower() + reason[1:]
     if not members and not problem.admissions(policy):
         return "it has no steady-state formula for admission grow"
     alone = problem.cost_model.cluster.devices == 1 or problem.cost_model.model.attention_dp > 1

@@ -37,12 +37,26 @@ def test_the_best_number_of_draft_tokens_is_that_of_all_searches(acceptance, bou
     assert ("speculation" in to_dict(best.schedule)) == bool(chosen)
 
 
-def test_batches_of_equal_prompts_have_budgets_for_every_row_of_their_drafts():
+def drafting(fixed):
+    """The best schedule for equal prompts, with three draft tokens."""
     setting = find_setting("opt-6.7b", "1xA40", "256/64")
-    drafting = replace(setting, speculation=Drafts.of("0.7", "3", None, None).at(3))
-    own = {"policies": ("chunked",), "ttft_s": 1.0, "tpot_s": 0.1, "fixed": {}}
-    tuned = search_schedule(drafting, None, **vars(replace(OPTIONS, **own)))
-    assert tuned.schedule.control.limit >= 4 * tuned.schedule.control.batch
+    speculative = replace(setting, speculation=Drafts.of("0.7", "3", None, None).at(3))
+    options = replace(OPTIONS, policies=("chunked",), ttft_s=1.0, tpot_s=0.1, fixed=fixed)
+    return search_schedule(speculative, None, **vars(options))
+
+
+@pytest.mark.parametrize("fixed", [{}, {"max_num_seqs": 32}])
+def test_batches_of_equal_prompts_have_budgets_for_every_row_of_their_drafts(fixed):
+    control = drafting(fixed).schedule.control
+    assert control.limit >= 4 * control.batch and control.batch == fixed.get("max_num_seqs", control.batch)
+
+
+def test_a_budget_that_is_less_than_the_rows_of_all_drafts_is_named():
+    (alternative,) = drafting({"max_num_seqs": 32, "max_num_batched_tokens": 127}).alternatives
+    assert (
+        "a budget of 127 tokens per iteration is too small for 32 sequences with 4 tokens each" in alternative.reason
+    )
+    assert drafting({"max_num_seqs": 32, "max_num_batched_tokens": 128}).schedule
 
 
 def test_drafting_pays_up_to_the_batch_at_which_it_is_as_fast():

@@ -57,13 +57,14 @@ class ChunkedControl(Control):
         return ChunkedPolicy(self.max_num_seqs, self.max_num_batched_tokens)
 
     @classmethod
-    def check(cls, variables: Mapping[str, int]) -> None:
-        """Raise InputError for a token budget below the number of sequences, which vLLM refuses."""
+    def check(cls, variables: Mapping[str, int], rows: int = 1) -> None:
+        """Raise InputError for a token budget below the tokens of all decoding sequences, which vLLM refuses."""
         budget, residents = variables.get("max_num_batched_tokens"), variables.get("max_num_seqs")
-        if budget is not None and residents is not None and budget < residents:
+        if budget is not None and residents is not None and budget < rows * residents:
+            each = "one token" if rows == 1 else f"{rows} tokens"
             raise InputError(
-                f"A budget of {budget:,} tokens per iteration is too small for {residents:,} sequences with one "
-                "token each: raise --max-num-batched-tokens or lower --max-num-seqs."
+                f"A budget of {budget:,} tokens per iteration is too small for {residents:,} sequences with {each} "
+                "each: raise --max-num-batched-tokens or lower --max-num-seqs."
             )
 
 

@@ -90,8 +90,11 @@ class Control(Spec):
         raise NotImplementedError
 
     @classmethod
-    def check(cls, variables: Mapping[str, int]) -> None:
-        """Raise InputError for variables that contradict each other; a part of the record's variables suffices."""
+    def check(cls, variables: Mapping[str, int], rows: int = 1) -> None:
+        """Raise InputError for variables that contradict each other; a part of the record's variables suffices.
+
+        `rows`: the tokens of a decoding sequence in an iteration, with its draft tokens.
+        """
 
     @property
     def variables(self) -> dict[str, int | None]:

@@ -51,9 +51,10 @@ def budgets_of(
 ) -> tuple[int, ...]:
     """Return the token budgets whose activations leave memory for a sequence, and the smallest budget in any case.
 
-    No budget is below a fixed number of sequences.
+    No budget is below the rows of a fixed number of sequences.
     """
-    need, least = scenario.load.resident_blocks(admission).mean, problem.fixed.get("max_num_seqs", 1)
+    need = scenario.load.resident_blocks(admission).mean
+    least = problem.cost_model.rows * problem.fixed.get("max_num_seqs", 1)
     asked = sorted({max(budget, least) for budget in budgets})
     if fixed := problem.fixed.get("max_num_batched_tokens"):
         asked = [fixed] if fixed >= least else []
