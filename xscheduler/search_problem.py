@@ -254,9 +254,10 @@ class SearchProblem:
         Each token after the first takes an iteration. Between two KV transfers the first iterations have the most
         residents, and a query begins with them. So every query's mean time per token is at least the iterations' mean,
         and so is each percentile from the 50th on. No limit is known if an iteration may give several tokens, or if
-        the first of them gives the first token, which does not count. Answers of one token have no such time.
+        the first of them gives the first token, which does not count. Answers of one token have no such time: the
+        bound is for the others, however few there are.
         """
-        single = self.load.first_by_encoding and self.load.speculation is None and self.longest > 1
+        single = self.load.first_by_encoding and self.load.speculation is None and self.load.workload.output.max > 1
         return inf if self.limits.tpot_s is None or not single else self.limits.tpot_s
 
     @property
