@@ -5,16 +5,17 @@ This module follows some hundred of them, prompt by prompt. Outputs of many leng
 other formulas assume that. Short outputs hardly spread. A micro-batch without decoding sequences waits for no token.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from xcore.arrays import Array, Places
 from xcore.specs.copula import at_ranks
-from xcore.specs.workload import Workload
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.recurrences import repeated, slots
 from xsimulator.steady.decode_steps import SHORT_OUTPUT
+from xsimulator.steady.load import Load
 from xsimulator.steady.occupancy import Occupancy
 from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.scenario import Scenario
@@ -114,7 +115,7 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
     if most > _MOST:
         return None
     shift = 1.0 if load.first_by_encoding else 0.0
-    lengths, stays = _lengths(load.counted, total)
+    lengths, stays = _lengths(load, total)
     stays = stays - shift
     starts, ends = np.empty((2, total))
     iterations, at, prompt, froms, untils = np.empty((5, most))
@@ -146,14 +147,22 @@ def _counts(scenario: Scenario, residents: int, parts: float) -> tuple[int, int,
     return before, earlier, -(-count // _CYCLE) * _CYCLE if varied else count
 
 
-def _lengths(workload: Workload, count: int) -> tuple[Array, Array]:
+def _lengths(load: Load, count: int) -> tuple[Array, Array]:
     """Draw the inputs and outputs of `count` requests evenly in every cycle, always the same ones."""
+    inputs, outputs = _cycle(load)
+    return np.resize(inputs, count), np.resize(outputs, count)
+
+
+@functools.lru_cache(maxsize=4)
+def _cycle(load: Load) -> tuple[Array, Array]:
+    """Return the inputs and outputs of a cycle; many evaluations of a search share a load."""
+    workload = load.counted
     inputs, outputs = (np.random.default_rng(seed).permutation(_CYCLE) for seed in (0, 1))
     if workload.copula:
         drawn = workload.copula.output_ranks((inputs + 0.5) / _CYCLE, np.random.default_rng(1))
         outputs = np.argsort(np.argsort(drawn))  # each rank once
     of_input, of_output = ((ranks + 0.5) / _CYCLE for ranks in (inputs, outputs))
-    return np.resize(at_ranks(workload.input, of_input), count), np.resize(at_ranks(workload.output, of_output), count)
+    return at_ranks(workload.input, of_input), at_ranks(workload.output, of_output)
 
 
 def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens: float) -> Outcome:
