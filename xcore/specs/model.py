@@ -11,7 +11,7 @@ from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.experts import Experts
 from xcore.specs.latent_attention import LatentAttention
-from xcore.specs.quantization import checkpoint_format, directory_format, has_head
+from xcore.specs.quantization import checkpoint_format, directory_format, has_head, stored_format
 from xcore.specs.windows import Windows, seen_within
 
 if TYPE_CHECKING:
@@ -445,8 +445,11 @@ class ModelSpec(Spec):
         """Read the spec of a model directory in the Hugging Face layout."""
         path = Path(directory)
         name = path.resolve().name
-        spec = cls.from_config(read_config(path), name)
-        return replace(spec, dtype=directory_format(path, name) or spec.dtype, sorts_logits=_sorts_logits(path))
+        config = read_config(path)
+        spec, quantised = cls.from_config(config, name), directory_format(path, name)
+        if not quantised and not checkpoint_format(config, name):
+            quantised = stored_format(path, name)
+        return replace(spec, dtype=quantised or spec.dtype, sorts_logits=_sorts_logits(path))
 
 
 def read_config(directory: str | Path) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """How checkpoints declare that their weights are quantised: the dtypes that can be planned, and that can be loaded."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ _CONFIG_KEYS = ("quantization_config", "compression_config", "quantization", "qu
 """Keys of a `config.json`: transformers', the former ones of compressed-tensors and AutoAWQ, MLX's."""
 _SETTINGS = ("kv_cache_quant_algo", "format", "bits", "w_bit")
 """Keys that describe a method without a name."""
+_STORED = {"F8_E4M3": "fp8", "F8_E5M2": "fp8"}
+"""Dtype of safetensors files → our dtype, of checkpoints that declare nothing."""
+_MAX_HEADER = 100_000_000
+"""Largest header of a safetensors file in bytes, as its library has it."""
 _FILES = {"hf_quant_config.json": None, "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files next to a `config.json`, ModelOpt's, AutoGPTQ's and AutoAWQ's → the method of a file that names none."""
 
@@ -70,6 +75,36 @@ def directory_format(directory: Path, name: str) -> str | None:
     return None
 
 
+def stored_format(directory: Path, name: str) -> str | None:
+    """Return the dtype of quantised weights that only the headers of a directory's files show; None for plain floats.
+
+    Files that are not there, or have no such header, say nothing: plans need no weights.
+
+    Raises:
+        InputError: The dtype can't be planned; the message names it and a tensor.
+    """
+    for file in sorted(directory.glob("*.safetensors")):
+        for tensor, entry in _header(file).items():
+            dtype = entry.get("dtype") if isinstance(entry, dict) else None
+            if not tensor.endswith("weight") or not isinstance(dtype, str) or dtype in STORED_DTYPES:
+                continue
+            if dtype not in _STORED:
+                raise _unplanned(name, f"tensor '{tensor}' in '{file}' has dtype {dtype}")
+            return _STORED[dtype]
+    return None
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Return the entries of a safetensors file by the tensors' names; empty for another file, as Git LFS leaves."""
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(size)) if size <= _MAX_HEADER else None
+    except (OSError, ValueError, RecursionError):
+        header = None
+    return header if isinstance(header, dict) else {}
+
+
 def _planned(value: Any, name: str, where: str) -> str | None:
     """Return the dtype of weights by their settings; None for plain floats. InputError, from `where` on, if unknown."""
     settings = value if isinstance(value, dict) else {}
@@ -86,7 +121,7 @@ def _planned(value: Any, name: str, where: str) -> str | None:
     if known is None and settings.get("quant_algo") is None and settings.get("kv_cache_quant_algo"):
         return None  # keys and values alone
     if known is None or (known == "int4" and bits != 4):
-        raise _unplanned(name, f"{where} {_described(value)}{f' of {bits} bits' if known else ''}")
+        raise _unplanned(name, f"{where} {_described(value)}{f' of {bits!r} bits' if known else ''}")
     return known
 
 

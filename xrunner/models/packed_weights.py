@@ -17,6 +17,9 @@ PARTS = {
     "compressed-tensors": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
 }
 """Method → ends of the names of a matrix's tensors; the first has the codes."""
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.int32, torch.int64)
+"""Dtypes of words and of indices; a smaller one has lost codes."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place in a word of each of eight neighbouring outputs in AWQ's layout."""
 
@@ -47,7 +50,7 @@ def read_packed(read: Read, format: PackedFormat, shape: tuple[int, ...], name: 
     size = format.group_size or shape[1]
     groups = -(-shape[1] // size)
 
-    def part(end: str, *expected: int) -> torch.Tensor:
+    def part(end: str, *expected: int, among: tuple[torch.dtype, ...] = _INTEGERS) -> torch.Tensor:
         tensor = parts[end]
         if tensor is None:
             raise InputError(f"The quantised matrix '{name}' has no tensor '{end}': write the checkpoint again.")
@@ -56,8 +59,11 @@ def read_packed(read: Read, format: PackedFormat, shape: tuple[int, ...], name: 
                 f"Tensor '{end}' of the quantised matrix '{name}' has shape {list(tensor.shape)}, but its config.json "
                 f"needs {list(expected)}."
             )
-        if tensor.is_floating_point() != end.endswith(("scale", "scales")):
-            raise InputError(f"Tensor '{end}' of the quantised matrix '{name}' has the dtype {tensor.dtype}.")
+        if tensor.dtype not in (_FLOATS if end.endswith(("scale", "scales")) else among):
+            raise InputError(
+                f"Tensor '{end}' of the quantised matrix '{name}' has the dtype {tensor.dtype}: write the checkpoint "
+                "again."
+            )
         return tensor
 
     per_word, (outputs, inputs) = 32 // format.bits, shape
@@ -69,7 +75,7 @@ def read_packed(read: Read, format: PackedFormat, shape: tuple[int, ...], name: 
             words = part("weight_zero_point", -(-outputs // per_word), groups)
             zeros = unpacked(words, format.bits, 0)[:outputs] - half
         elif zeros is not None:
-            zeros = part("weight_zero_point", outputs, groups)
+            zeros = part("weight_zero_point", outputs, groups, among=(torch.int8, *_INTEGERS))
     else:
         rows = inputs // per_word if format.method == "gptq" else inputs
         columns = outputs if format.method == "gptq" else outputs // per_word

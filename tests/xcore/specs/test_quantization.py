@@ -78,6 +78,27 @@ def test_a_file_beside_the_config_names_it_too(tmp_path, file, content, dtype):
     assert ModelSpec.from_directory(tmp_path).dtype == dtype
 
 
+def write_header(file, **dtypes):
+    """A safetensors file of one element per tensor, by the format's description: a length, a header, the data."""
+    entries = {name: {"dtype": dtype, "shape": [1], "data_offsets": [0, 1]} for name, dtype in dtypes.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+
+
+def test_files_show_the_dtype_of_weights_that_nothing_declares(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(builtin_config("llama-3.1-8b")))
+    write_header(tmp_path / "a.safetensors", **{"norm.weight": "BF16", "h.0.attn.bias": "BOOL"})
+    assert ModelSpec.from_directory(tmp_path).dtype == "bf16"
+    write_header(tmp_path / "b.safetensors", **{"down_proj.weight": "F8_E4M3", "down_proj.weight_scale": "F32"})
+    assert ModelSpec.from_directory(tmp_path).dtype == "fp8"
+    write_header(tmp_path / "b.safetensors", **{"down_proj.weight": "I8"})
+    with pytest.raises(InputError, match=r"quantised checkpoint .*'down_proj\.weight' in .* has dtype I8"):
+        ModelSpec.from_directory(tmp_path)
+    for other in (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", b"", b"\2" + bytes(7) + b"[]"):
+        (tmp_path / "b.safetensors").write_bytes(other)
+        assert ModelSpec.from_directory(tmp_path).dtype == "bf16"
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -179,6 +179,22 @@ def test_misshapen_zero_points_and_groups_are_named(end, shape):
         read_packed(parts.get, PackedFormat("compressed-tensors", 4, 32), (64, 128), "a")
 
 
+@pytest.mark.parametrize(
+    ("end", "dtype"),
+    [
+        *(("qweight", torch.int8), ("qzeros", torch.uint8), ("g_idx", torch.int16), ("g_idx", torch.float32)),
+        *(("scales", torch.float8_e4m3fn), ("scales", torch.int32)),
+    ],
+)
+def test_words_scales_and_groups_of_a_dtype_that_lost_bits_are_refused(tmp_path, end, dtype):
+    quantised, _ = write(tmp_path, "gptq", 4, 32)
+    path, name = quantised / "model.safetensors", f"model.layers.0.mlp.down_proj.{end}"
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name].to(dtype)}, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=f"Tensor '{end}' of .*down_proj.weight' has the dtype {dtype}: write the"):
+        load_model(quantised, "w4a32")
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_all_shards_can_be_cut_or_none(rank):
     weight = rounded_to_nearest(torch.randn(8, 128), 4, 64)
