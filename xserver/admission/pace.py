@@ -40,6 +40,8 @@ _MOST_BUSY = 0.95
 """Maximum share of the time that prefills take: where they are predicted to delay more, no share would be left."""
 _LEAST_S = 0.05
 """Minimum time between two marks of the work."""
+_SHARE_WITHIN = 4.0
+"""Tokens of a loaded engine for whose time the share of prefills is remembered."""
 _WAITING = 64
 """Number of waiting sequences from which the time of joint prefills is predicted."""
 _MARKS = 8192
@@ -85,6 +87,8 @@ class Pace:
         self._joint_s = max(c.finish_s or 0.0 for c in ran) / len(ran)
         self._begun: list[tuple[int, int]] = []
         """The prefills that have ended since the last record of the load: computed tokens, and cached ones."""
+        self._prefill_share, self._share_within_s = 0.0, _SHARE_WITHIN * float(token_s[-1])
+        """The recent share of a stage's time that prefills take, and the seconds for which it is remembered."""
         self._saved = 0.0
         """The mean share of a prefill that recent sequences have saved."""
         self._scales: dict[int, float] = {}
@@ -130,11 +134,14 @@ class Pace:
 
     def _delay_s(self, prompts: Sequence[tuple[int, int]], load: float) -> float:
         """Return the seconds by which the prefills of a replica's prompts delay `load` sequences."""
-        delay_s = self._rows[min(math.ceil(load), len(self._rows) - 1)][-1]
+        *_, rate, delay_s = self._rows[min(math.ceil(load), len(self._rows) - 1)]
         if prompts and self._mixed:
-            # A pipeline's tokens wait for more than the mean stage, at most for all stages.
+            # A pipeline's tokens wait for more than the mean stage, at most for all stages. But if prompts fill all
+            # stages at all times, as after a burst, each of them delays a token by one stage.
             mean_s, stages = self._mixed_s([(self._input, 0)], load), len(self._cost.encode.costs)
-            return self._mixed_s(prompts, load) * min(stages, max(1.0, delay_s / max(mean_s, 1e-9)))
+            more = min(stages, max(1.0, delay_s / max(mean_s, 1e-9))) - 1
+            idle = min(1.0, max(0.0, 1 - self._prefill_share) / max(1 - rate * mean_s, 1e-9))
+            return self._mixed_s(prompts, load) * (1 + more * idle)
         return delay_s * sum(self.prefill_s(*prompt) for prompt in prompts) / self._input_s
 
     def _mixed_s(self, prompts: Sequence[tuple[int, int]], load: float) -> float:
@@ -211,7 +218,11 @@ class Pace:
         Negative after long prefills, as the time until they ended has counted as work.
         """
         _, alone_s, _, _ = self._rows[min(load, len(self._rows) - 1)]
+        begun_s = self.scale(load) * self._mixed_s(self._begun, load) / self._replicas if self._begun else 0.0
+        begun = begun_s / self._share_within_s
+        self._prefill_share = self._prefill_share * math.exp(-seconds / self._share_within_s) + begun / 2
         prefills_s = self._delay_s(self._begun, load) / self._replicas
+        self._prefill_share += begun / 2  # the mean share is that in the middle of a prefill
         return (seconds - self.scale(load) * prefills_s) / alone_s
 
     def _predicted_s(self, load: float) -> float:

@@ -1,6 +1,7 @@
 """Admission control in front of an engine in simulated time: what becomes of many requests at once."""
 
 import heapq
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,11 @@ from xcore.policies.chunked import ChunkedControl
 from xcore.policies.orca import OrcaControl
 from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import Stage
 from xcore.specs.workload import task
 from xcore.traces.trace import parse_workload
+from xprofiler.roofline import roofline_profile
 from xserver.admission.admission_control import Admission
 from xserver.engines.engine_link import Output
 from xserver.http.api_error import ApiError
@@ -39,12 +43,12 @@ def told_to_wait(server, number, input_tokens, output_tokens):
     return None
 
 
-def burst(schedule, count=400, seed=0, gap_s=5e-4):
+def burst(schedule, count=400, seed=0, gap_s=5e-4, profile=PROFILE):
     """Send requests at once, and each refused one once more when it was told to.
 
     Returns the times of the second ones with their acceptance, and the server.
     """
-    rng, server, retries = np.random.default_rng(seed), SimulatedServer(schedule, PROFILE, count), []
+    rng, server, retries = np.random.default_rng(seed), SimulatedServer(schedule, profile, count), []
     inputs, outputs = (
         side.sample(count, rng).astype(int).tolist() for side in (schedule.workload.input, schedule.workload.output)
     )
@@ -109,3 +113,23 @@ def test_replicas_prefill_at_the_same_time(replicas):
         admission = Admission(Opened(bounded, PROFILE, None, (), 0.0), lambda now=waiting: now, 1000, lambda: 0.0)
         seconds.append(admission._prefills_s(waiting, [50] * len(waiting), ())[0][0])
     assert seconds[1] == pytest.approx(seconds[0])
+
+
+@pytest.mark.slow
+def test_a_pipeline_full_of_prompts_is_not_taken_for_a_faster_machine():
+    """Prompts on both stages at all times delay a token by one stage, and not by two as a single prompt does."""
+    model, cluster = SCHEDULE.model.spec, parse_cluster("2xA100-80GB")
+    half = model.layers // 2
+    stages = tuple(Stage((i,), 1, "both", None, (i * half, (i + 1) * half)) for i in range(2))
+    control = ChunkedControl(max_num_seqs=64, max_num_batched_tokens=2048)
+    schedule = replace(SCHEDULE, policy="chunked", control=control, kv_blocks=9000, cluster=cluster, stages=stages)
+    schedule = replace(schedule, workload=task("T"), latency_bound_s=10.0)
+    profile, bounded = roofline_profile(model, cluster), 0
+    late = []
+    for seed in (7, 8, 9):
+        random.seed(seed)  # which spreads the times to retry
+        _, server = burst(schedule, 300, seed, gap_s=1e-3, profile=profile)
+        finished = [(output, end_s) for output, end_s in server.finished if output.due_s < np.inf]
+        late += [end_s for output, end_s in finished if end_s > output.added_s + 10.0]
+        bounded += len(finished)
+    assert bounded > 3 * 200 and len(late) <= 0.01 * bounded

@@ -44,7 +44,7 @@ def test_a_full_engine_does_the_predicted_work(policy, workload, stages, replica
     load = math.floor(pace.most)
     token_s, _, rate, _ = pace._rows[min(load, len(pace._rows) - 1)]
     pace.shared_by(load, now_s)
-    for _ in range(200):
+    for _ in range(400):
         now_s += 1 / (rate * replicas)
         pace.began(pace._input, 0)
         pace.shared_by(load, now_s)
