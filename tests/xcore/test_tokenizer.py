@@ -71,6 +71,38 @@ def test_requests_and_the_server_count_a_prompts_own_tokens(changed, tmp_path):
     assert len(served.encode(PROMPT)) == 60 and len(served.encode("abc", special=False)) == 3
 
 
+TOOL = {"content": "<tool>", "lstrip": True, "special": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"300": TOOL, "256": {"content": "<|endoftext|>"}}}),
+        ("tokenizer_config.json", {"additional_special_tokens": ["<tool>"]}),
+        ("tokenizer_config.json", {"extra_special_tokens": {"tool_token": "<tool>"}}),
+        ("tokenizer_config.json", {"pad_token": {"__type": "AddedToken", "content": "<tool>", "rstrip": True}}),
+        ("added_tokens.json", {"<tool>": 300}),
+    ],
+)
+def test_tokens_that_files_beside_the_tokenizer_add_are_those_of_transformers(model, tmp_path, file, values):
+    transformers = pytest.importorskip("transformers")
+    directory = with_tokenizer(model, tmp_path, {})
+    path = directory / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | values))
+    for text in ("a  <tool>  b", "<tool>", "tool<|endoftext|>"):
+        ids = encode(load_tokenizer(directory), text)
+        assert ids == transformers.AutoTokenizer.from_pretrained(directory)(text)["input_ids"]
+        assert (300 in ids) == ("<tool>" in text)
+
+
+@pytest.mark.parametrize("values", [[], {"added_tokens_decoder": {"x": {}}}, {"added_tokens_decoder": {"300": {}}}])
+def test_added_tokens_of_another_form_are_refused_by_file(model, tmp_path, values):
+    directory = with_tokenizer(model, tmp_path, {})
+    (directory / "tokenizer_config.json").write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"the added tokens in '.*tokenizer_config\.json' or"):
+        load_tokenizer(directory)
+
+
 def test_only_one_function_reads_tokenizers():
     root = Path(exegpt.__file__).parent.parent
     files = [
