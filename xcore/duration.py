@@ -49,6 +49,12 @@ def duration_text(seconds: float, digits: int = 3) -> str:
     return f"{figure_text(seconds * 1e3, digits)} ms"
 
 
+def rounded_up(seconds: float, digits: int = 3) -> float:
+    """Return the least time of `digits` digits that isn't below `seconds`: as text, a bound that can be met."""
+    step = 10.0 ** (math.floor(math.log10(seconds)) + 1 - digits)
+    return math.ceil(seconds / step * (1 - 1e-12)) * step
+
+
 def beyond_text(seconds: float, limit_s: float) -> str:
     """Return a time and the limit that it exceeds: `12.1 s, over 12 s`.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from xcore.batching.admission import Admission
 from xcore.console.series import Series
-from xcore.duration import duration_text, format_duration
+from xcore.duration import duration_text, format_duration, rounded_up
 from xcore.policies import TRAITS, runs
 from xcore.specs.bound import BoundMeaning
 from xcore.specs.cluster import ClusterSpec, parse_cluster
@@ -238,5 +238,5 @@ def infeasible_text(answer: "Tuned", bound_s: float | None) -> str:
         return f"No schedule fits: {'; '.join(reasons(answer.alternatives))}."
     if bound_s is None or answer.lowest_latency_s <= bound_s:  # the latency bound can be met, but another bound can't
         return f"No schedule meets the requested settings: {'; '.join(reasons(answer.alternatives))}."
-    lowest = duration_text(answer.lowest_latency_s)
+    lowest = duration_text(rounded_up(answer.lowest_latency_s))
     return f"No schedule meets the bound of {format_duration(bound_s)}: the lowest reachable latency is {lowest}."

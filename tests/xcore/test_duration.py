@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xcore.duration import beyond_text, duration_text, format_duration, parse_delay, parse_duration
+from xcore.duration import beyond_text, duration_text, format_duration, parse_delay, parse_duration, rounded_up
 from xcore.errors import InputError
 
 
@@ -55,6 +55,14 @@ def test_tables_have_a_time_in_the_unit_that_reads_best(seconds, digits, text):
 )
 def test_a_time_beyond_its_limit_prints_differently(seconds, limit, text):
     assert beyond_text(seconds, limit) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "up"),
+    [(3.352886, 3.36), (3.36, 3.36), (5.5, 5.5), (0.0123401, 0.0124), (137.0001, 138.0), (99.91, 100.0)],
+)
+def test_a_time_rounded_up_is_a_bound_that_can_be_met(seconds, up):
+    assert rounded_up(seconds) == pytest.approx(up, rel=1e-12)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("13ms", 13e-3), ("0s", 0.0), ("60s", 60.0), ("1m", 60.0)])

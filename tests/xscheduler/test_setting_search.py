@@ -48,6 +48,7 @@ def test_the_best_on_an_engine_is_of_its_policies():
         (3.0, None, "No schedule meets the requested settings: orca: slow."),
         (5.0, 5.0, "No schedule meets the requested settings: orca: slow."),
         (5.5, 5.0, "No schedule meets the bound of 5s: the lowest reachable latency is 5.5 s."),
+        (3.352886, 1e-3, "No schedule meets the bound of 1ms: the lowest reachable latency is 3.36 s."),
     ],
 )
 def test_why_there_is_no_schedule_is_told_by_the_lowest_latency(lowest_s, bound_s, text):
