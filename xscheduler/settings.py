@@ -8,7 +8,7 @@ from xcore.choices import check_choice
 from xcore.errors import InputError
 from xcore.policies import runs
 from xcore.quantity import figure_text, percent_text
-from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.cluster import ClusterSpec, is_cluster_file, parse_cluster
 from xcore.specs.deployment import Deployment
 from xcore.specs.engine_memory import DATA_SHEET
 from xcore.specs.engine_spec import EngineSpec, engine_of
@@ -161,7 +161,7 @@ def find_setting(
         )
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
     _check_attention_dp(spec, where)
-    described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
+    described = cluster == "local" or is_cluster_file(cluster)
     assumptions += _one_node_text(where)
     read, how_read = _workload(workload, columns, rate)
     assumptions += how_read

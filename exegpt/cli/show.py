@@ -55,10 +55,11 @@ def show(options: ShowOptions) -> None:
 def _kind(file: Path) -> str:
     """Return the kind of a file; InputError for an unknown one."""
     from xcore import document
+    from xcore.specs.cluster import is_cluster_file
 
-    if file.suffix == ".jsonl":
+    if file.suffix.lower() == ".jsonl":
         return "results"
-    if file.suffix in (".yaml", ".yml") or (not file.exists() and not file.suffix):
+    if is_cluster_file(file.name) or (not file.exists() and not file.suffix):
         return "cluster"
     if kind := document.kind_of(document.read_json(file)):
         return "stages" if kind == "StagePlan" else document.kind_text(kind)

@@ -89,11 +89,16 @@ _TIMES = r"\s*[xX×*]\s*"
 _FORM = re.compile(rf"(?:(\d{{1,99}}){_TIMES})?(\d{{1,99}}){_TIMES}([A-Za-z][A-Za-z0-9_ -]*|\d{{4}})")
 
 
+def is_cluster_file(text: str) -> bool:
+    """Return whether a text names a cluster's YAML file, in letters of either case."""
+    return text.lower().endswith((".yaml", ".yml"))
+
+
 def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpec:
     """Parse a cluster from `local`, `4xA40`, `2x8xA100-80GB` or a YAML file; its name has the kind's own spelling."""
     if text == "local":
         cluster = local_cluster()
-    elif text.endswith((".yaml", ".yml")):
+    elif is_cluster_file(text):
         cluster = _from_yaml(Path(text))
     elif match := _FORM.fullmatch(text):
         device = device_kind(match[3])

@@ -25,6 +25,15 @@ def test_a_cluster_is_shown_by_name_and_by_file(exegpt, tmp_path):
     assert exegpt("show", "8xH200", "--json").json["cluster"]["name"] == "8xH200-SXM"
 
 
+def test_names_of_files_may_end_in_capitals(exegpt, tmp_path):
+    (tmp_path / "MINE.YML").write_text("nodes: 1\ndevices_per_node: 2\nkind: A40\n")
+    assert "1 of 2 A40" in exegpt("show", tmp_path / "MINE.YML").out
+    sizes = "--model opt-125m --workload 16/8 --policy orca".split()
+    assert exegpt("simulate", "--cluster", tmp_path / "MINE.YML", *sizes).code == 0
+    (tmp_path / "R.JSONL").write_text("")
+    assert "is not a schedule" not in exegpt("show", tmp_path / "R.JSONL").err  # but results
+
+
 @pytest.mark.parametrize("text", ["8xZ80", "nonsense"])
 def test_what_is_neither_file_nor_cluster_is_refused(exegpt, text):
     done = exegpt("show", text)
