@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xcore.errors import InputError
@@ -136,6 +136,12 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -
     notes += _lone(identity)
     told = tuple(f"'{path}': {text}" for text in notes)
     return Columns(columns["input"], columns["output"], arrival, unit, identity, told)
+
+
+def has_column(names: Iterable[str]) -> bool:
+    """Return whether one of these names is that of a trace's lengths or arrival."""
+    known = {(key, _letters(name, key)) for key, listed in COLUMNS.items() for name in listed}
+    return any((key, _letters(name, key)) in known for name in names for key in COLUMNS)
 
 
 def _lone(identity: dict[str, str]) -> list[str]:

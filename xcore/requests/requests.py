@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from xcore.columns import COLUMNS
+from xcore.columns import has_column
 from xcore.document import parse_json, read_lines
 from xcore.errors import InputError, TooLong
 from xcore.requests.request import Request, Result
@@ -234,8 +234,9 @@ def is_trace(source: str, columns: dict[str, str] | None = None) -> bool:
             first = parse_json(line, "it")
         except InputError:
             return False
-        known = {name for names in COLUMNS.values() for name in names} | set((columns or {}).values())
-        return isinstance(first, dict) and not {"prompt", "prompt_ids"} & first.keys() and bool(known & first.keys())
+        if not isinstance(first, dict) or {"prompt", "prompt_ids"} & first.keys():
+            return False
+        return has_column(first) or bool(set((columns or {}).values()) & first.keys())
     return False
 
 

@@ -187,6 +187,14 @@ def test_a_trace_becomes_requests_of_its_lengths(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("names", [("inputTokens", "outputTokens"), ("INPUT", "OUTPUT"), ("Context Tokens", "osl")])
+def test_a_trace_in_json_lines_is_one_by_any_spelling_of_its_columns(tmp_path, names):
+    source = write(tmp_path / "t.jsonl", dict(zip(names, (3, 2), strict=True)))
+    (request,), _ = read_requests(source, GPT2, None)
+    assert is_trace(source) and (len(request.prompt_ids), request.max_tokens) == (3, 2)
+    assert not is_trace(write(tmp_path / "r.jsonl", {"id": "a", "promptIds": [1]}))
+
+
 def test_a_traces_unread_columns_are_named(tmp_path):
     source, notes = write(tmp_path / "t.jsonl", {"input": 3, "output": 4, "arrival": 2, "session": 1}), []
     assert read_requests(source, GPT2, None, note=notes.append)[0][0].arrival_s == 0.0
