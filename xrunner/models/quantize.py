@@ -155,6 +155,11 @@ def _parts(name: str, matrix: torch.Tensor, bits: int, group_size: int) -> Itera
     if not matrix.isfinite().all():
         raise InputError(f"Tensor '{name}' has values that are not finite: it can't be quantised.")
     rounded = rounded_to_nearest(matrix, bits, size)
+    if not rounded.scales.isfinite().all():
+        raise InputError(
+            f"Tensor '{name}' has values up to {matrix.abs().max():.3g}, whose scale float16 can't hold: it can't be "
+            "quantised."
+        )
     yield f"{base}qweight", packed((rounded.codes.int() + half).t(), bits, 0).contiguous()
     yield f"{base}qzeros", packed(torch.full((inputs // size, outputs), half - 1), bits, 1)
     yield f"{base}scales", rounded.scales.t().half().contiguous()

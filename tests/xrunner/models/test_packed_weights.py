@@ -267,6 +267,21 @@ def test_what_cannot_be_quantised_is_refused_and_nothing_is_written(tmp_path, ar
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(float("nan"), "not finite"), (float("-inf"), "not finite"), (1e7, "up to 1e[+]07, whose scale")],
+)
+def test_values_without_a_scale_are_not_quantised(tmp_path, value, said):
+    create_model(tmp_path / "m", **SIZES)
+    path = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=rf"Tensor 'model\.layers\.1\.mlp\.up_proj\.weight' has values .*{said}"):
+        quantize_model(tmp_path / "m", tmp_path / "q", 4, 32)
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
 def test_an_interrupted_copy_leaves_nothing(tmp_path):
     create_model(tmp_path / "m", **SIZES)
 
