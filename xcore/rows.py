@@ -28,6 +28,10 @@ class Moment:
     zone_s: float | None = 0.0
     """Seconds that a date's time zone is ahead of UTC; None: the date has no zone, and is read as UTC."""
 
+    def __repr__(self) -> str:
+        """Return the moment for messages."""
+        return f"{self.nanoseconds:,} ns"
+
 
 @dataclass(frozen=True)
 class RowsFile:

@@ -170,3 +170,11 @@ def test_compressed_names_are_refused_with_the_way_out(tmp_path):
     (tmp_path / "t.csv.gz").write_bytes(b"\x1f\x8b\x08\x00")
     with pytest.raises(InputError, match=r"decompress \.gz"):
         read_trace(tmp_path / "t.csv.gz")
+
+
+def test_a_duration_that_is_no_deadline_is_shown_with_its_unit(tmp_path):
+    import pyarrow as pa
+
+    path = parquet(tmp_path, deadline_s=pa.array([1_500_000_000], pa.duration("ns")))
+    with pytest.raises(InputError, match="column 'deadline_s': 1,500,000,000 ns is not a deadline: write the seconds"):
+        read_labels(path)
