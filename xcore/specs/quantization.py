@@ -83,7 +83,7 @@ def stored_format(directory: Path, name: str) -> str | None:
     Raises:
         InputError: The dtype can't be planned; the message names it and a tensor.
     """
-    for file in sorted(directory.glob("*.safetensors")):
+    for file in sorted(path for path in directory.glob("*.safetensors") if path.is_file()):  # a pipe would block
         for tensor, entry in _header(file).items():
             dtype = entry.get("dtype") if isinstance(entry, dict) else None
             if not tensor.endswith("weight") or not isinstance(dtype, str) or dtype in STORED_DTYPES:
