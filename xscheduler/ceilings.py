@@ -221,13 +221,31 @@ class Interleaved:
 
         `encode` is the prefill time per prompt in seconds, on the same stages.
         """
-        iteration, busiest = (np.interp(self.least, reach.batch, y) for y in (reach.iteration, reach.busiest))
-        work = self.prompts * encode + longest * self.least * busiest
+        curves = reach.iteration, reach.batch * reach.busiest
+        iteration, busiest = (np.interp(self.least, *_convex(reach.batch, seconds)) for seconds in curves)
+        work = self.prompts * encode + longest * busiest * np.minimum(1.0, self.least)
         meets = np.flatnonzero(np.maximum(longest * iteration, work) <= budget * MARGIN)
         if not len(meets):
             return 0.0
         most = self.most[min(int(meets[-1]) + 1, len(self.most) - 1)]
         return _rate(reach, iterations, min(int(np.searchsorted(reach.batch, most)), len(reach.batch) - 1))
+
+
+def _convex(batch: Array, seconds: Array) -> tuple[Array, Array]:
+    """Return the points of the greatest convex curve below these: a mean of batches takes at least its seconds.
+
+    With few tokens per expert, seconds rise less and less: batches of many and of few sequences take less than as many
+    equal ones.
+    """
+    below: list[int] = []
+    for point in range(len(batch)):
+        while len(below) > 1:
+            slopes = np.diff(seconds[[*below[-2:], point]]) / np.diff(batch[[*below[-2:], point]])
+            if slopes[1] > slopes[0]:
+                break
+            below.pop()
+        below.append(point)
+    return batch[below], seconds[below]
 
 
 def token_seconds(side: Side) -> Array:

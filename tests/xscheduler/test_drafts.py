@@ -53,9 +53,7 @@ def test_batches_of_equal_prompts_have_budgets_for_every_row_of_their_drafts(fix
 
 def test_a_budget_that_is_less_than_the_rows_of_all_drafts_is_named():
     (alternative,) = drafting({"max_num_seqs": 32, "max_num_batched_tokens": 127}).alternatives
-    assert (
-        "a budget of 127 tokens per iteration is too small for 32 sequences with 4 tokens each" in alternative.reason
-    )
+    assert "a budget of 127 tokens per iteration is too small for 32 sequences with 4 tokens each" in alternative.reason
     assert drafting({"max_num_seqs": 32, "max_num_batched_tokens": 128}).schedule
 
 

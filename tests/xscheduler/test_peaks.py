@@ -19,6 +19,7 @@ MOST = 24
 """Largest batch, so that all points can be evaluated."""
 FEW_LONG = [LengthDistribution((short, 20 * short), (0.95, 0.05)) for short in (1, 5, 30)]
 """Few outputs are long: the longest of a batch rises nearly in proportion to the batch."""
+VERY_LONG = LengthDistribution((100, 200, 4000), (0.6, 0.38, 0.02))
 PROMPTS = [LengthDistribution.fixed(8), LengthDistribution((100, 2000), (0.95, 0.05))]
 MIXTURES = [("mixtral-8x7b", "2xH200-SXM"), ("gpt-oss-20b", "1xH100-SXM"), ("qwen3-30b-a3b", "2xH100-SXM")]
 
@@ -30,6 +31,7 @@ MIXTURES = [("mixtral-8x7b", "2xH200-SXM"), ("gpt-oss-20b", "1xH100-SXM"), ("qwe
     st.sampled_from(["static", "hybrid"]),
     st.floats(0, 1),
 )
+@example(("t5-11b", "2xA40"), (LengthDistribution.fixed(300), VERY_LONG), "static", 1.0)
 @example(MIXTURES[0], (PROMPTS[1], FEW_LONG[1]), "hybrid", 0.15)
 def test_a_search_of_static_batches_finds_the_best_of_all(machine, load, policy, place):
     """More tokens than experts let a step take much longer, and throughput falls from there."""

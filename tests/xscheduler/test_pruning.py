@@ -96,6 +96,14 @@ def test_two_sides_have_no_better_point_than_a_search_with_limits(machine, load,
         assert best >= search(free).throughput * (1 - 1e-6)
 
 
+def test_few_long_outputs_of_a_mixture_have_no_better_point_without_ceilings():
+    """With few tokens per expert, batches that shrink take less time than as many equal ones."""
+    load = LengthDistribution.fixed(500), LengthDistribution((40, 160), (0.9, 0.1))
+    problem = replace(problem_of(("gpt-oss-20b", "1xH100-SXM"), load, 99.0), limits=Limits(latency_s=2.0))
+    free = [replace(space, ceiling=math.inf) for space in all_spaces(spaces("rra", problem))]
+    assert search(spaces("rra", problem)).throughput == pytest.approx(search(free).throughput)
+
+
 def points_of(space):
     """A few batches."""
     return [(place,) for place in range(0, len(space.variables[0].values), 5)]
@@ -159,3 +167,16 @@ def test_a_space_that_is_too_slow_is_not_searched_for_whole_prompts():
     near, above = found(0.97 * free.throughput), found(2 * free.throughput)
     assert near.throughput == free.throughput
     assert above.space is None and above.search.evaluations == 0 < near.search.evaluations <= free.search.evaluations
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+def test_a_first_token_of_a_pipeline_with_long_outputs_waits_for_its_prompt(policy):
+    """Hardly any iteration has a prompt, but each first token comes after one."""
+    load = LengthDistribution.fixed(1000), LengthDistribution((700, 1500), (0.5, 0.5))
+    problem = problem_of(("llama-3.1-8b", "2xA40"), load, 99.0)
+    pipelines = [space for space in all_spaces(spaces(policy, problem)) if len(space.where.replica.stages) == 2]
+    splits = TRAITS[policy].splits_prompts
+    for space in pipelines:
+        first_s = ttft(space.where, space.outcome((1,)), 0.99)
+        assert first_s >= ceilings.quickest_first(space.where, splits)
+    assert len(pipelines) > 1

@@ -31,20 +31,22 @@ def batches_of(problem: SearchProblem, scenario: Scenario) -> Variable:
     return ascending(problem, "encode_batch", ceilings.batch_that_fits(scenario))
 
 
-def static_batches_of(problem: SearchProblem, scenario: Scenario, parts: int) -> Variable:
-    """Return the batches that memory might hold, with the peaks if they are decoded in `parts` static micro-batches.
+def static_batches_of(problem: SearchProblem, scenario: Scenario, encode_count: int, parts: int) -> Variable:
+    """Return the batches that memory might hold, with the peaks of static ones.
 
-    A larger batch has longer outputs. So throughput falls where a step takes nearly as much time per sequence, or more:
-    with few tokens per expert, above a number of rows to which a GPU pads fewer ones, and in very large batches.
+    They are encoded in `encode_count` micro-batches and decoded in `parts`. A larger batch has longer outputs. So
+    throughput falls where a step takes nearly as much time per sequence, or more: with few tokens per expert, above a
+    number of rows to which a GPU pads fewer ones, and in very large batches.
     """
     batches = batches_of(problem, scenario)
     if len(batches.values) == 1:
         return batches
-    batch = np.array(batches.values, dtype=np.float64)
-    steps_s = scenario.replica.decode.decode(np.maximum(1.0, batch / parts), scenario.load.resident_context).sum(
-        axis=-1
-    )
-    each_s = scenario.load.mean_longest(MOST)[: len(batch)] * steps_s / batch
+    batch, side, prompts = np.array(batches.values, dtype=np.float64), scenario.replica.decode, scenario.load.prompts
+    steps, context = (each[: len(batch)] for each in scenario.load.static_steps(MOST))
+    counts, pieces = np.minimum(encode_count, batch), np.minimum(parts, batch)
+    passes = 1.0 + (counts - 1.0) / len(side.stages)  # through all stages, one behind the other
+    encode_s = passes * side.each(lambda group: prompts.encode(group, batch / counts)).sum(axis=-1)
+    each_s = (encode_s + steps * side.decode(batch / pieces, context).sum(axis=-1)) / batch
     rises = np.diff(each_s) > _FLAT * each_s[:-1]
     return replace(batches, peaks=tuple(np.flatnonzero(rises & ~np.append(False, rises[:-1])).tolist()))
 

@@ -12,7 +12,10 @@ def _spaces(policy: str, problem: SearchProblem) -> Spaces:
         scenario, stages = problem.both(layout), len(layout.degrees)
         for encode_count in encode_counts(problem, layout):
             for parts in enumerated(problem, "micro_batches", tuple(sorted({1, -(-stages // 2), stages}))):
-                batches, bounds = static_batches_of(problem, scenario, parts), problem.phased_bounds(layout)
+                batches, bounds = (
+                    static_batches_of(problem, scenario, encode_count, parts),
+                    problem.phased_bounds(layout),
+                )
                 counts = {"encode_micro_batches": encode_count, "micro_batches": parts}
                 yield grid(policy, problem, layout, (batches,), bounds, **counts)
 

@@ -8,7 +8,8 @@ from xscheduler.spaces.policy_space import PolicySpace, Spaces
 
 def _spaces(policy: str, problem: SearchProblem) -> Spaces:
     for layout in pipelines(problem, uniform=True):
-        batches = static_batches_of(problem, problem.both(layout), len(layout.degrees))
+        stages = len(layout.degrees)
+        batches = static_batches_of(problem, problem.both(layout), stages, stages)
         yield grid(policy, problem, layout, (batches,), problem.phased_bounds(layout))
 
 

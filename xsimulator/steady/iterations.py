@@ -164,6 +164,7 @@ def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
     # A step begins as the first stage is free; a single sequence leaves it free until its token comes out of the last.
     start = end[:-1, -1:, 0] if parts > 1 else begin[1:, :, 0]
     first = (out[1:] - start)[settled][prompts[1:][settled] > 0]
+    first_s, deviation = (first.mean(), first.std()) if first.size else _lone_prompt(scenario, mixture, parts)
     span = float(between.mean())
     nothing = np.zeros(len(mixture.decoding))
     alone = mixture.weight @ seconds_of(scenario, nothing, nothing, mixture.decoding / parts)
@@ -171,11 +172,25 @@ def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
         mean=span,
         deviation=float(between.std()),
         times=Times.seen(between),
-        first=float(first.mean()) if first.size else span,
-        first_deviation=float(first.std()) if first.size else 0.0,
+        first=float(first_s),
+        first_deviation=float(deviation),
         busy=(end - begin).sum(axis=1)[settled].mean(axis=0) / span,
         decoding_share=float(alone.sum() / cells.mean(axis=(0, 1)).sum()),
     )
+
+
+def _lone_prompt(scenario: Scenario, mixture: Mixture, parts: int) -> tuple[float, float]:
+    """Return the mean and the deviation of the seconds in which a prompt, or its last chunk, passes all stages alone.
+
+    Few of the simulated rounds have a prompt, or none, if sequences are long and few.
+    """
+    tokens, p = Prompts(mixture.chunk).tokens(1.0)
+    decoding = np.full(tokens.shape, float(mixture.weight @ mixture.decoding) / parts)
+    side = scenario.replica.decode
+    hops = side.hops_together(float(tokens @ p) + side.rows * float(decoding[0]))
+    seconds = seconds_of(scenario, np.ones(tokens.shape), tokens, decoding).sum(axis=-1) + hops
+    mean = float(seconds @ p)
+    return mean, float(np.sqrt((seconds - mean) ** 2 @ p))
 
 
 @functools.cache

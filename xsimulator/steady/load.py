@@ -22,7 +22,6 @@ from xsimulator.steady.residents import (
     Form,
     SteadyState,
     decode_iterations_of,
-    expected_longest,
     longest_of,
     resident_age,
     resident_input,
@@ -233,10 +232,17 @@ class Load:
         return self.workload.input.mean + 1.0 + self.growth * (ages - 1.0)
 
     @memoized
-    def mean_longest(self, most: int) -> Array:
-        """Return the expected greatest length, in iterations, of 1 to `most` queries, interpolated: [most]."""
-        few = np.unique(np.rint(np.geomspace(1, most, 64)))
-        return np.interp(np.arange(1, most + 1), few, [expected_longest(self.steps, batch) for batch in few])
+    def static_steps(self, most: int) -> tuple[Array, Array]:
+        """Return the expected iterations of static batches of 1 to `most` queries, and the rows' mean context in them.
+
+        Both are interpolated: [most].
+        """
+        few, ends = np.unique(np.rint(np.geomspace(1, most, 64))), self.iterations[0].astype(int)
+        contexts = np.concatenate([[0.0], np.cumsum(self.static_contexts)])[ends]
+        chances = [longest_of(self.steps, batch) for batch in few]
+        sums = ([chance @ values for chance in chances] for values in (ends, contexts))
+        steps, together = (np.interp(np.arange(1, most + 1), few, each) for each in sums)
+        return steps, together / np.maximum(steps, 1e-9)
 
     @memoized
     def longest_of(self, batch: int) -> Array:

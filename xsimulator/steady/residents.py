@@ -143,6 +143,6 @@ def longest_of(distribution: LengthDistribution, batch: float) -> Array:
     return np.diff(np.concatenate([[0.0], np.cumsum(distribution.p)]) ** batch)
 
 
-def expected_longest(distribution: LengthDistribution, batch: float) -> float:
+def expected_longest(distribution: LengthDistribution, batch: int) -> float:
     """Return the expected greatest of `batch` independent lengths."""
     return float(distribution.s @ longest_of(distribution, batch))
