@@ -18,7 +18,6 @@ EXAMPLES = 100 if os.environ.get("EXEGPT_TESTS") == "all" else 50
 """Examples of a property test that sets no number. Each run draws other examples."""
 settings.register_profile("exegpt", deadline=None, max_examples=EXAMPLES)  # a busy machine is no failure
 settings.load_profile("exegpt")
-FEWEST = 25
 HELD = "_hypothesis_internal_use_settings"
 """Attribute of a property test that has its settings."""
 
@@ -52,10 +51,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def halve_examples(test: object) -> None:
-    """Let a property test that sets a number of examples draw half as many, but no fewer than FEWEST."""
+    """Let a property test that sets a number of examples draw half as many, but no fewer than EXAMPLES."""
     own = getattr(test, HELD, None)
-    if own is not None and own.max_examples > max(FEWEST, EXAMPLES):
-        setattr(test, HELD, settings(own, max_examples=max(FEWEST, own.max_examples // 2)))
+    if own is not None and own.max_examples > EXAMPLES:
+        setattr(test, HELD, settings(own, max_examples=max(EXAMPLES, own.max_examples // 2)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied

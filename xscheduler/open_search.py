@@ -241,7 +241,8 @@ class OpenSearch:
     def _tightened(self, lead: Lead) -> Lead:
         """Return the lead with the smallest batch that has the same result.
 
-        Only the neighbours of that batch behave differently.
+        Only the neighbours of that batch behave differently. For batches that are adjusted, it is only a starting
+        point: their result may differ.
         """
         verdict = self.meter.used(lead.schedule, lead.goodput, COUNTS[1])
         batches, point = lead.space.variables[0].values, lead.point

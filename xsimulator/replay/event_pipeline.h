@@ -191,7 +191,7 @@ static double verified_seconds(Kind *k, double decoding) {
 /* Find the seconds of a part in an iteration after `ran` others: of the same one only once, however many kinds of stages
  * and parts need them. */
 static void find_decode_seconds(Pipeline *p, Py_ssize_t i, Py_ssize_t ran) {
-    const Part *part = &p->parts[i], *last = part - 1;
+    const Part *part = &p->parts[i], *last = i ? part - 1 : part;
     double context = (part->cached + part->live + part->growth * (double)ran) / part->decodes;
     double *seconds = &p->seconds[i * p->kinds], *attention = p->attention;
     if (i && !p->takes_over && part->decodes == last->decodes && part->cached == last->cached && part->live == last->live &&
