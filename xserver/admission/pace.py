@@ -87,6 +87,7 @@ class Pace:
         self._joint_s = max(c.finish_s or 0.0 for c in ran) / len(ran)
         self._begun: list[tuple[int, int]] = []
         """The prefills that have ended since the last record of the load: computed tokens, and cached ones."""
+        self._pipelined = self._mixed and len(cost.encode.costs) > 1
         self._prefill_share, self._share_within_s = 0.0, _SHARE_WITHIN * float(token_s[-1])
         """The recent share of a stage's time that prefills take, and the seconds for which it is remembered."""
         self._saved = 0.0
@@ -136,12 +137,15 @@ class Pace:
         """Return the seconds by which the prefills of a replica's prompts delay `load` sequences."""
         *_, rate, delay_s = self._rows[min(math.ceil(load), len(self._rows) - 1)]
         if prompts and self._mixed:
+            longer_s = self._mixed_s(prompts, load)
+            if not self._pipelined:
+                return longer_s
             # A pipeline's tokens wait for more than the mean stage, at most for all stages. But if prompts fill all
             # stages at all times, as after a burst, each of them delays a token by one stage.
             mean_s, stages = self._mixed_s([(self._input, 0)], load), len(self._cost.encode.costs)
             more = min(stages, max(1.0, delay_s / max(mean_s, 1e-9))) - 1
             idle = min(1.0, max(0.0, 1 - self._prefill_share) / max(1 - rate * mean_s, 1e-9))
-            return self._mixed_s(prompts, load) * (1 + more * idle)
+            return longer_s * (1 + more * idle)
         return delay_s * sum(self.prefill_s(*prompt) for prompt in prompts) / self._input_s
 
     def _mixed_s(self, prompts: Sequence[tuple[int, int]], load: float) -> float:
@@ -218,12 +222,18 @@ class Pace:
         Negative after long prefills, as the time until they ended has counted as work.
         """
         _, alone_s, _, _ = self._rows[min(load, len(self._rows) - 1)]
-        begun_s = self.scale(load) * self._mixed_s(self._begun, load) / self._replicas if self._begun else 0.0
-        begun = begun_s / self._share_within_s
-        self._prefill_share = self._prefill_share * math.exp(-seconds / self._share_within_s) + begun / 2
-        prefills_s = self._delay_s(self._begun, load) / self._replicas
+        begun = self._begun_share(load)
+        self._prefill_share *= math.exp(-seconds / self._share_within_s)
         self._prefill_share += begun / 2  # the mean share is that in the middle of a prefill
+        prefills_s = self._delay_s(self._begun, load) / self._replicas
+        self._prefill_share += begun / 2
         return (seconds - self.scale(load) * prefills_s) / alone_s
+
+    def _begun_share(self, load: int) -> float:
+        """Return what the prefills since the last record add to `_prefill_share`; only pipelines need it."""
+        if not self._begun or not self._pipelined:
+            return 0.0
+        return self.scale(load) * self._mixed_s(self._begun, load) / self._replicas / self._share_within_s
 
     def _predicted_s(self, load: float) -> float:
         """Return the predicted seconds per token."""
@@ -283,7 +293,7 @@ def _batches_at_once(schedule: Schedule) -> int:
 
 
 def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> LoadPoint:
-    """Return the point of an engine that a schedule fills; its load is by Little's law."""
+    """Return the load point of a full engine; its mean number of sequences follows from Little's law."""
     residents, first_s, token_s = _steady_state(schedule, cost, profile)
     context = round(schedule.workload.input.mean) + schedule.workload.output.mean / 2
     decode_s = cost.decode.decode(max(1.0, residents / _batches_at_once(schedule)), context)
