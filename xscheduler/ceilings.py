@@ -222,7 +222,7 @@ class Interleaved:
         `encode` is the prefill time per prompt in seconds, on the same stages.
         """
         curves = reach.iteration, reach.batch * reach.busiest
-        iteration, busiest = (np.interp(self.least, *_convex(reach.batch, seconds)) for seconds in curves)
+        iteration, busiest = (np.interp(self.least, *_lower_hull(reach.batch, seconds)) for seconds in curves)
         work = self.prompts * encode + longest * busiest * np.minimum(1.0, self.least)
         meets = np.flatnonzero(np.maximum(longest * iteration, work) <= budget * MARGIN)
         if not len(meets):
@@ -231,21 +231,21 @@ class Interleaved:
         return _rate(reach, iterations, min(int(np.searchsorted(reach.batch, most)), len(reach.batch) - 1))
 
 
-def _convex(batch: Array, seconds: Array) -> tuple[Array, Array]:
-    """Return the points of the greatest convex curve below these: a mean of batches takes at least its seconds.
+def _lower_hull(batch: Array, seconds: Array) -> tuple[Array, Array]:
+    """Return the lower convex hull of these points: iterations take at least its seconds at their mean batch.
 
-    With few tokens per expert, seconds rise less and less: batches of many and of few sequences take less than as many
-    equal ones.
+    With few tokens per expert, the curve itself is concave. So iterations of different batches take less time than as
+    many iterations of their mean batch.
     """
-    below: list[int] = []
+    hull: list[int] = []
     for point in range(len(batch)):
-        while len(below) > 1:
-            slopes = np.diff(seconds[[*below[-2:], point]]) / np.diff(batch[[*below[-2:], point]])
+        while len(hull) > 1:
+            slopes = np.diff(seconds[[*hull[-2:], point]]) / np.diff(batch[[*hull[-2:], point]])
             if slopes[1] > slopes[0]:
                 break
-            below.pop()
-        below.append(point)
-    return batch[below], seconds[below]
+            hull.pop()
+        hull.append(point)
+    return batch[hull], seconds[hull]
 
 
 def token_seconds(side: Side) -> Array:

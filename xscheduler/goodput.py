@@ -100,7 +100,7 @@ class Verdict:
     """The excess of misses; None if it wasn't measured or the replay stopped before the end of every request."""
 
     def fits(self, schedule: Schedule) -> bool:
-        """Return whether a batch and blocks are at least those that were in use, and at most those available."""
+        """Return whether a schedule has the batch and blocks of the peak use, and no more than the replayed one."""
         return self.batch <= _batch(schedule) <= _batch(self.schedule) and self._has_blocks(schedule)
 
     def decides(self, schedule: Schedule, rate: float) -> bool:

@@ -8,7 +8,7 @@
 #include "event_policies.h"
 
 enum { TTFT, TPOT, LATENCY, BOUNDS };           /* bounds that may be missed */
-enum { USED_BATCH, USED_BLOCKS, WAITED, USED }; /* the largest used batch and blocks, the most candidates of a batch */
+enum { USED_BATCH, USED_BLOCKS, CANDIDATES, USED }; /* the largest used batch and blocks, the most candidates of a batch */
 enum { COUNTS = 1, COUNTS_FOR_LATENCY = 2 };    /* flags of a request */
 
 /* ---- records (record.py) and bounds ---- */
@@ -74,7 +74,7 @@ static void note_use(Watch *w, const Policy *p, const Ledger *l, const Step *ste
     Py_ssize_t batch = p->name == ORCA || p->name == CHUNKED ? residents(l) : step->encodes;
     w->used[USED_BATCH] = larger(w->used[USED_BATCH], (double)batch);
     w->used[USED_BLOCKS] = larger(w->used[USED_BLOCKS], (double)(l->pool.total - l->pool.available));
-    w->used[WAITED] = larger(w->used[WAITED], (double)p->adjustment.most_candidates);
+    w->used[CANDIDATES] = larger(w->used[CANDIDATES], (double)p->adjustment.most_candidates);
 }
 
 /* ---- the loops (event_simulator.py, lanes.py) ---- */

@@ -23,7 +23,7 @@ class ClosedForm:
     grows: bool = False
     """Whether the closed form covers admission *grow* too."""
     needs: Callable[[Scenario, Controls], Needs | None] = lambda scenario, controls: None
-    """What a point needs, found without its times; None: only its outcome tells."""
+    """Returns the needs of a point without computing its times; None if its times are necessary."""
 
 
 def pool_of(controls: Controls) -> Pool:

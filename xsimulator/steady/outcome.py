@@ -89,7 +89,7 @@ class StageDemand:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one replica needs besides time: the fields of `Outcome` that depend on no times."""
+    """The demand of one replica: the fields of `Outcome` that do not depend on times."""
 
     demand: StageDemand
     decode_batch: int
