@@ -13,6 +13,8 @@ from xcore.specs.schedule_versions import VERSIONS
 
 def model_directory(text: str) -> Path:
     """Return the directory of a model whose weights are needed."""
+    if Path(text).exists() and not Path(text).is_dir():
+        raise InputError(f"'{text}' is not a directory: pass the directory that has the model's config.json.")
     if not Path(text).is_dir():
         raise InputError(f"There is no model directory '{text}': create it with `exegpt model create {text}`.")
     return Path(text)

@@ -110,6 +110,12 @@ def read_models(path: Path) -> ModelsFile:
         raise InputError(
             f"'{path}' is an application file with nodes: plan it with --method samullm, or write a models file."
         )
+    kind = document.kind_of(data)
+    if kind and (kind != "Plan" or (isinstance(data, dict) and "cluster" in data)):
+        raise InputError(
+            f"'{path}' is a {document.kind_text(kind)}, not a models file: write one with the models, their workloads "
+            "and rates."
+        )
     check_units(data, "models", {"rate": "/s", "latency_bound": "s"}, path)
     return document.from_dict(ModelsFile, data, f"'{path}'")
 

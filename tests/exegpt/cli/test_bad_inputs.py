@@ -354,3 +354,18 @@ def test_files_of_a_model_that_hold_nonsense_are_named(exegpt, tiny, tmp_path, n
 def test_a_result_file_that_holds_nonsense_is_named(exegpt, tmp_path, text):
     (tmp_path / "r.jsonl").write_text(text)
     check_refused(exegpt("show", tmp_path / "r.jsonl"), r"r\.jsonl', line 1[,:]")
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"), [(["policy"], "schedule"), (["degrees"], "profile"), (["models", "cluster"], "plan")]
+)
+def test_another_kind_of_file_in_place_of_a_models_file_is_named(exegpt, tmp_path, keys, kind):
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(dict.fromkeys(keys)))
+    check_refused(exegpt("plan", file, "--cluster", "4xA40"), f"'{file}' is a {kind}, not a models file: write one")
+
+
+def test_a_file_in_place_of_a_model_directory_is_named(exegpt, tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    check_refused(exegpt("serve", "-m", file, "-l", "5s"), f"'{file}' is not a directory: pass the directory")
