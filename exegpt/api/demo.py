@@ -147,6 +147,8 @@ def _setting(
         output.note("2. Measuring its layers on this machine …")
         with output.progress("measuring layers") as progress:
             measure_profile(model, dtype, lambda _, done, total: progress(done, total), device, attention=attention)
+    else:
+        output.note("2. Its layers were measured on this machine before.")
     return find_setting(
         str(model),
         "local",
